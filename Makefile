@@ -1,0 +1,61 @@
+# The two commands a newcomer needs: `make demo` and `make test`. Everything else builds on them.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV   := .venv
+BIN    := $(VENV)/bin
+# One OpenMP thread per process keeps tests repeatable and stops idle threads from spinning against each other.
+TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 \
+            DO_NOT_TRACK=1 PREFECT_SERVER_ANALYTICS_ENABLED=false
+
+.PHONY: help demo test test-slow bench check format clean
+
+help:
+	@echo "make demo       run a whole gated comparison on this machine (small real model, no account, no GPU)"
+	@echo "make test       run the tests"
+	@echo "make test-slow  run the longer tests"
+	@echo "make bench      run the speed and memory comparisons (on a quiet machine)"
+	@echo "make check      run ruff, mypy and import-linter"
+	@echo "make format     format the code"
+	@echo "make clean      remove the virtual environment and caches (runs/ is kept)"
+
+$(BIN)/python:
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "gated-rl needs Python 3.11 or newer; $(PYTHON) is older. Set PYTHON=/path/to/python3.11"; exit 2; }
+	@echo "Creating $(VENV) with $(PYTHON)"
+	@"$(PYTHON)" -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing gated-rl and its pinned dependencies (a few minutes the first time)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e . -c constraints.txt
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@echo "Installing what the tests need"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt
+	@touch $@
+
+# A verdict of any kind (0 supported, 10 refuted, 11 inconclusive) is a finished demo.
+demo: $(VENV)/.installed
+	@$(BIN)/gated-rl run arithmetic --service local --run-dir runs --run-id demo || \
+	  { code=$$?; [ $$code -eq 10 ] || [ $$code -eq 11 ] || exit $$code; }
+
+test: $(VENV)/.installed-dev
+	@$(TEST_ENV) $(BIN)/python -m pytest -q -m "not slow and not bench and not network"
+
+test-slow: $(VENV)/.installed-dev
+	@$(TEST_ENV) $(BIN)/python -m pytest -q -m "slow and not network"
+
+bench: $(VENV)/.installed-dev
+	@OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -q -m bench tests/benchmarks
+
+check: $(VENV)/.installed-dev
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache
+
+format: $(VENV)/.installed-dev
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
