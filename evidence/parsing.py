@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from math import isfinite
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -66,26 +66,86 @@ def build(model: type[Model], value: Mapping[str, Any], *, where: str | None) ->
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        raise input_error(error, where=where) from None
+        raise _input_error(error, model, value, where=where) from None
 
 
-def input_error(error: ValidationError, *, where: str | None) -> InputError:
+def _input_error(
+    error: ValidationError,
+    model: type[BaseModel],
+    document: Mapping[str, Any],
+    *,
+    where: str | None,
+) -> InputError:
     """Turn a validation error into an `InputError` about its first problem.
 
     How many more there are is said in the expectation, so that nobody thinks one repair is enough.
+    The description of the field, where it has one, is added: it says what to do.
     """
     problems = _leaves(error.errors(include_url=False))
     first = problems[0]
+    place = _place(first, document)
     cause = first.get("ctx", {}).get("error")
     others = len(problems) - 1
     more = f" (and {others} more {'problem' if others == 1 else 'problems'})" if others else ""
     if isinstance(cause, InputError):
-        field = ".".join(part for part in (json_path(first["loc"]), cause.field) if part)
+        field = ".".join(part for part in (json_path(place), cause.field) if part)
         return InputError(field, cause.value, cause.expected + more, where=where)
     value = None if first["type"] == "missing" else first["input"]
-    return InputError(
-        json_path(first["loc"]) or "document", value, _expectation(first) + more, where=where
-    )
+    if first["type"].startswith("union_tag"):
+        value = value.get("kind") if isinstance(value, Mapping) else value
+    remedy = _description(model, place, document)
+    expected = _expectation(first) + (f"; {remedy}" if remedy else "") + more
+    return InputError(json_path(place) or "document", value, expected, where=where)
+
+
+def _place(problem: Any, document: Any) -> tuple[int | str, ...]:
+    """Return a problem's location in the document, without the labels of union members in it."""
+    node, place = document, []
+    for part in problem["loc"]:
+        if isinstance(node, Mapping):
+            if part not in node and node.get("kind") == part:
+                continue
+            node = node.get(part)
+        elif isinstance(node, list | tuple) and isinstance(part, int) and part < len(node):
+            node = node[part]
+        else:
+            continue
+        place.append(part)
+    return (*place, "kind") if problem["type"].startswith("union_tag") else tuple(place)
+
+
+def _description(model: type[BaseModel], place: tuple[int | str, ...], document: Any) -> str | None:
+    """Return the description of the field at a place, if every step to it is a typed record."""
+    models, node, found = [model], document, None
+    for part in place:
+        named = [m for m in models if part in m.model_fields]
+        if named:
+            kind = node.get("kind") if isinstance(node, Mapping) else None
+            chosen = [m for m in named if _kind_of(m) in (None, kind)] or named
+            field = chosen[0].model_fields[str(part)]
+            found, models = field.description, list(record_types(field.annotation))
+        else:
+            found = None
+        try:
+            node = node[part] if node is not None else None
+        except (KeyError, IndexError, TypeError):
+            node = None
+    return found
+
+
+def _kind_of(model: type[BaseModel]) -> str | None:
+    """Return the tag of a record that is a member of a tagged union."""
+    field = model.model_fields.get("kind")
+    return str(get_args(field.annotation)[0]) if field else None
+
+
+def record_types(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Yield the record types that an annotation mentions, inside lists and mappings too."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    else:
+        for part in get_args(annotation):
+            yield from record_types(part)
 
 
 def json_path(parts: tuple[int | str, ...]) -> str:

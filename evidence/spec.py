@@ -231,7 +231,7 @@ class GenerationAudit(OpenRecord):
     max_eval_overlaps: Annotated[int, Field(ge=0)] | None = None
 
 
-class Spec(OpenRecord):
+class Spec(_TakesOneRate):
     """A frozen pre-registration.
 
     Example:
@@ -348,8 +348,10 @@ def spec_mapping(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _PROSE = frozenset(
-    ("title", "hypothesis", "method", "command", "baseline", "success_criterion", "reason")
-    + ("estimand", "measures", "note", "notes", "differences", "sources")
+    {
+        *("title", "hypothesis", "method", "command", "baseline", "success_criterion", "reason"),
+        *("estimand", "measures", "note", "notes", "differences", "sources"),
+    }
 )
 _PLACEHOLDER = re.compile(
     r"UNRESOLVED|\bTBD\b|\bTODO\b|^\s*(?i:unresolved)|(?i:pinned at run ?time)"
