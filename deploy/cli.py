@@ -1,0 +1,283 @@
+"""The command line ``gated-rl``: parse, hand over to one command, turn errors into one line.
+
+Exit status: 0 supported or done, 10 refuted, 11 inconclusive, 20 stopped by a gate, 30 no
+capacity, 2 bad input, 1 defect. Commands that need torch or Prefect are imported only when they
+are asked for, so that ``check`` and ``verify`` answer at once.
+"""
+
+import argparse
+import errno
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+from deploy.exit_codes import ExitCode
+from evidence.errors import InputError
+
+if TYPE_CHECKING:
+    _Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+_EXIT_STATUS_HELP = (
+    "exit status: 0 supported or done, 10 refuted, 11 inconclusive, 20 stopped by a gate, "
+    "30 no capacity (the same command goes on later), 2 bad input, 1 defect"
+)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Build the parser of all commands."""
+    parser = argparse.ArgumentParser(
+        prog="gated-rl",
+        description="Pre-registered, gated comparisons of RL fine-tuning methods on any "
+        "Tinker-compatible training service.",
+        epilog=_EXIT_STATUS_HELP,
+    )
+    parser.add_argument("--version", action="version", version=f"gated-rl {_version()}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for add in (
+        _add_check,
+        _add_run,
+        _add_status,
+        _add_report,
+        _add_verify,
+        _add_audit,
+        _add_serve_local,
+    ):
+        add(commands)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status. Nothing a person does ends in a traceback."""
+    args = build_parser().parse_args(argv)
+    handler: Callable[[argparse.Namespace], int] = args.handler
+    try:
+        return int(handler(args))
+    except InputError as error:
+        return _fail(ExitCode.BAD_INPUT, str(error))
+    except KeyboardInterrupt:
+        return _fail(130, "interrupted; finished work is kept, the same command goes on from there")
+    except BrokenPipeError:
+        # The reader of our output is gone (for example `| head`): nothing to tell anyone.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return int(ExitCode.OK)
+    except OSError as error:
+        return _fail(ExitCode.DEFECT, _explain_os_error(error))
+    except Exception as error:  # noqa: BLE001 - the last line of defence: one line, details in a file
+        return _fail(ExitCode.DEFECT, _explain_defect(error))
+
+
+def _fail(code: int, message: str) -> int:
+    print(f"gated-rl: {' '.join(message.split())}", file=sys.stderr)
+    return int(code)
+
+
+def _explain_os_error(error: OSError) -> str:
+    where = f" ({error.filename})" if error.filename else ""
+    if error.errno == errno.ENOSPC:
+        return (
+            f"the disk is full{where}: free some space and give the same command again; "
+            "everything finished is intact"
+        )
+    return f"{error.strerror or type(error).__name__}{where}"
+
+
+def _explain_defect(error: Exception) -> str:
+    details = "".join(traceback.format_exception(error))
+    if os.environ.get("GATED_RL_DEBUG"):
+        print(details, file=sys.stderr)
+    handle, path = tempfile.mkstemp(prefix="gated-rl-defect-", suffix=".txt")
+    with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
+        file.write(details)
+    return f"defect: {type(error).__name__}: {error} (details: {path}); finished work is kept"
+
+
+def _version() -> str:
+    try:
+        return metadata.version("gated-rl")
+    except metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+def _add_check(commands: "_Commands") -> None:
+    command = commands.add_parser(
+        "check",
+        help="say what a spec means before anything is spent",
+        description="Spec preflight and what it means: which gates apply, which settings are "
+        "missing, how wide the interval is, what effect could settle the rule, what is unresolved.",
+    )
+    command.add_argument("spec", metavar="SPEC", help="a shipped spec's name, or a file")
+    command.add_argument(
+        "--execution", metavar="FILE", help="execution file (default: beside SPEC)"
+    )
+    command.add_argument(
+        "--profile", metavar="NAME", help="look at the spec as this profile scales it"
+    )
+    command.add_argument(
+        "--base-score", type=float, metavar="X", help="measured score of the base model, if known"
+    )
+    command.add_argument("--json", action="store_true", help="print one JSON object")
+    command.set_defaults(handler=_check)
+
+
+def _add_run(commands: "_Commands") -> None:
+    command = commands.add_parser(
+        "run",
+        help="run a comparison to its verdict (or go on with one)",
+        description="Run a comparison through every gate to its verdict. The same command goes on "
+        "with a run that was stopped, wherever it was.",
+        epilog=_EXIT_STATUS_HELP,
+    )
+    command.add_argument("spec", metavar="SPEC", help="a shipped spec's name, or a file")
+    command.add_argument(
+        "--service",
+        default="local",
+        metavar="local|URL",
+        help="'local' starts the embedded service on this machine; else the URL of a "
+        "Tinker-compatible service (default: local)",
+    )
+    command.add_argument(
+        "--service-profile",
+        metavar="FILE",
+        help="JSON file that names the environment variables of extra request headers",
+    )
+    command.add_argument(
+        "--profile", metavar="NAME", help="scale the spec (recorded as deviations)"
+    )
+    command.add_argument("--run-dir", default="runs", metavar="DIR", help="where runs are kept")
+    command.add_argument("--run-id", metavar="ID", help="name of this run (default: from the spec)")
+    command.add_argument(
+        "--execution", metavar="FILE", help="execution file (default: beside SPEC)"
+    )
+    command.add_argument(
+        "--limit",
+        type=int,
+        metavar="N",
+        help="stop after N rollout steps per arm; such a run never gives a verdict",
+    )
+    command.add_argument(
+        "--accept-unverified",
+        action="append",
+        default=[],
+        metavar="GATE",
+        help="go on although this gate lacks evidence that the service cannot give; "
+        "the verdict is then withheld (may be given several times)",
+    )
+    command.add_argument(
+        "--strict-model", action="store_true", help="refuse to replace a model that is not served"
+    )
+    command.add_argument("--json", action="store_true", help="print one JSON object at the end")
+    command.set_defaults(handler=_run)
+
+
+def _add_status(commands: "_Commands") -> None:
+    command = commands.add_parser("status", help="list the runs and how far each is")
+    command.add_argument("run", nargs="?", metavar="RUN", help="one run's folder or id")
+    command.add_argument("--run-dir", default="runs", metavar="DIR", help="where runs are kept")
+    command.add_argument("--json", action="store_true", help="print one JSON object")
+    command.set_defaults(handler=_status)
+
+
+def _add_report(commands: "_Commands") -> None:
+    command = commands.add_parser("report", help="write report.md and report.html of a run")
+    command.add_argument("run", metavar="RUN", help="a run's folder or id")
+    command.add_argument("--run-dir", default="runs", metavar="DIR", help="where runs are kept")
+    command.set_defaults(handler=_report)
+
+
+def _add_verify(commands: "_Commands") -> None:
+    command = commands.add_parser(
+        "verify",
+        help="recompute a bundle's hashes, means, interval and verdict offline",
+        description="Recompute everything a bundle claims from its files alone. Exit status 0 if "
+        "all of it holds, 2 if the bundle cannot be read, 20 if something does not hold.",
+    )
+    command.add_argument("bundle", metavar="BUNDLE", help="the bundle's folder")
+    command.add_argument("--json", action="store_true", help="print one JSON object")
+    command.set_defaults(handler=_verify)
+
+
+def _add_audit(commands: "_Commands") -> None:
+    command = commands.add_parser(
+        "audit",
+        help="judge any record of a run by the contract's rules",
+        description="Give every validation that the contract defines for a spec and the record of "
+        "a run, from this program or from any other.",
+    )
+    command.add_argument("spec", metavar="SPEC", help="a spec, or a triage document holding one")
+    command.add_argument("record", metavar="RECORD", help="the record of a run")
+    command.add_argument("--json", action="store_true", help="print one JSON object")
+    command.set_defaults(handler=_audit)
+
+
+def _add_serve_local(commands: "_Commands") -> None:
+    command = commands.add_parser(
+        "serve-local",
+        help="start the embedded Tinker-compatible service",
+        description="Start the embedded service: LoRA training and sampling of a small model on "
+        "this machine's CPU, over the Tinker protocol. Loopback only unless --host says otherwise.",
+    )
+    command.add_argument("--port", type=int, default=8808, metavar="P", help="default: 8808")
+    command.add_argument("--host", default="127.0.0.1", metavar="H", help="default: 127.0.0.1")
+    command.add_argument(
+        "--model",
+        action="append",
+        metavar="NAME",
+        help="model to serve (default: HuggingFaceTB/SmolLM2-135M-Instruct)",
+    )
+    command.add_argument("--store", default="runs/.service", metavar="DIR", help="checkpoints")
+    command.add_argument("--threads", type=int, metavar="N", help="torch threads (default: cores)")
+    command.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    command.add_argument(
+        "--allow-faults", action="store_true", help="accept instructions to misbehave (tests only)"
+    )
+    command.set_defaults(handler=_serve_local)
+
+
+def _check(args: argparse.Namespace) -> int:
+    from deploy.commands.check import check  # noqa: PLC0415 - each command loads only what it uses
+
+    return check(args)
+
+
+def _run(args: argparse.Namespace) -> int:
+    from deploy.commands.run import run  # noqa: PLC0415 - Prefect and torch take seconds to load
+
+    return run(args)
+
+
+def _status(args: argparse.Namespace) -> int:
+    from deploy.commands.status import status  # noqa: PLC0415 - loads pyarrow
+
+    return status(args)
+
+
+def _report(args: argparse.Namespace) -> int:
+    from deploy.commands.report import report  # noqa: PLC0415 - loads pyarrow
+
+    return report(args)
+
+
+def _verify(args: argparse.Namespace) -> int:
+    from deploy.commands.verify import verify  # noqa: PLC0415 - each command loads only what it uses
+
+    return verify(args)
+
+
+def _audit(args: argparse.Namespace) -> int:
+    from deploy.commands.audit import audit  # noqa: PLC0415 - each command loads only what it uses
+
+    return audit(args)
+
+
+def _serve_local(args: argparse.Namespace) -> int:
+    from deploy.commands.serve_local import serve_local  # noqa: PLC0415 - loads torch
+
+    return serve_local(args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
