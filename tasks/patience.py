@@ -1,0 +1,140 @@
+"""How often and how long the service is asked again: one policy, for every kind of call."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tasks.clock import Clock
+from tasks.failures import (
+    CapacityBlocked,
+    Failure,
+    FailureKind,
+    PermanentServiceError,
+    ServiceError,
+    ServiceOutage,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """Waiting times in seconds.
+
+    Refused for capacity: 60, 120, 240, 240, ... with jitter, or what the service asks for. Not
+    reachable: short waits first, because a restarted service is back within seconds. Waiting ends
+    after `before_first_step` seconds while no comparison step has been completed (nothing is lost
+    then, and the run can be started later), and after `after_first_step` seconds otherwise.
+
+    With the defaults and jitter at its extremes, one request is sent at most 5 times before the
+    first step and 10 times after it, when refused for capacity.
+    """
+
+    capacity_delays: tuple[float, ...] = (60.0, 120.0, 240.0)
+    outage_delays: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
+    jitter: float = 0.1
+    before_first_step: float = 600.0
+    after_first_step: float = 1800.0
+    same_error_limit: int = 3
+    """How often one internal error of the server, word for word, is worth another try."""
+
+    def delay(self, failure: Failure, waits: int, uniform: float) -> float:
+        """Seconds before the next try.
+
+        ``Retry-After`` replaces the schedule for as many waits as the schedule has entries; from
+        then on the longer of the two counts, so that a service that says 1 for ever is not asked
+        every second for ever.
+
+        Args:
+            failure: the failure to wait out.
+            waits: waits of this request so far.
+            uniform: a random number in [0, 1).
+        """
+        capacity = failure.kind is FailureKind.CAPACITY
+        delays = self.capacity_delays if capacity else self.outage_delays
+        scheduled = delays[min(waits, len(delays) - 1)]
+        scheduled *= 1.0 + self.jitter * (2.0 * uniform - 1.0)
+        if failure.retry_after is None:
+            return scheduled
+        asked = max(1.0, failure.retry_after)
+        return asked if waits < len(delays) else max(asked, scheduled)
+
+
+class Patience:
+    """The waiting of one request, from its first try until it succeeds or is given up."""
+
+    def __init__(
+        self,
+        policy: RetryPolicy,
+        clock: Clock,
+        rng: random.Random,
+        *,
+        steps_completed: Callable[[], int],
+        on_wait: Callable[[str, Failure, float], None] | None = None,
+    ) -> None:
+        self._policy, self._clock, self._rng = policy, clock, rng
+        self._steps_completed, self._on_wait = steps_completed, on_wait
+        self._since: float | None = None
+        self._waits = 0
+        self._same: tuple[str, int] = ("", 0)
+
+    @property
+    def waits(self) -> int:
+        """How often this request has waited since it last succeeded."""
+        return self._waits
+
+    def start(self) -> None:
+        """Mark the first try; later tries do not move it."""
+        if self._since is None:
+            self._since = self._clock.now()
+
+    def succeeded(self) -> None:
+        """Forget the refusals: the next request waits from the beginning again."""
+        self._since, self._waits, self._same = None, 0, ("", 0)
+
+    async def wait(self, failure: Failure, what: str) -> None:
+        """Wait before the next try, or give up.
+
+        Raises:
+            PermanentServiceError: if asking again cannot help, or the server gave the same
+                internal error too often.
+            CapacityBlocked: if the service has refused for long enough.
+            ServiceOutage: if it has been out of reach for long enough.
+        """
+        self.start()
+        self._refuse_hopeless(failure, what)
+        delay = self._policy.delay(failure, self._waits, self._rng.random())
+        waited = self._clock.now() - (self._since or 0.0)
+        steps = self._steps_completed()
+        limit = self._policy.after_first_step if steps else self._policy.before_first_step
+        if waited + delay > limit:
+            raise _given_up(failure, what, waited=waited, steps=steps)
+        self._waits += 1
+        if self._on_wait is not None:
+            self._on_wait(what, failure, delay)
+        await self._clock.sleep(delay)
+
+    def _refuse_hopeless(self, failure: Failure, what: str) -> None:
+        if failure.kind is FailureKind.PERMANENT:
+            raise PermanentServiceError(failure.text, what=what, failure=failure, final=True)
+        if failure.kind is not FailureKind.OUTAGE or failure.status is None:
+            return
+        words, times = self._same
+        times = times + 1 if words == failure.text else 1
+        self._same = (failure.text, times)
+        if times > self._policy.same_error_limit:
+            text = f"the same internal error {times} times: {failure.text}"
+            raise PermanentServiceError(text, what=what, failure=failure, final=True)
+
+
+def _given_up(failure: Failure, what: str, *, waited: float, steps: int) -> ServiceError:
+    if failure.kind is FailureKind.CAPACITY:
+        return CapacityBlocked(
+            failure.text,
+            what=what,
+            failure=failure,
+            final=True,
+            waited_seconds=waited,
+            steps_completed=steps,
+        )
+    return ServiceOutage(failure.text, what=what, failure=failure, final=True)

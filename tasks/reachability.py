@@ -1,0 +1,111 @@
+"""Short plain requests beside the SDK: is the service there, what does it serve, what is loaded.
+
+The SDK itself takes five minutes to say that nothing listens. These requests have their own
+client and short timeouts, and read only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from tasks.clock import Clock
+from tasks.failures import PermanentServiceError, ServiceOutage
+from tasks.service_settings import ServiceSettings
+
+_PREFIX = "/api/v1"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """What the service says about itself.
+
+    Attributes:
+        models: names of the models it serves; empty where it does not say.
+        local: the embedded service's own description (base digests, threads, precision), or
+            empty for any other service.
+    """
+
+    models: tuple[str, ...]
+    local: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Reachability:
+    """Plain HTTP requests to one service."""
+
+    def __init__(self, settings: ServiceSettings, clock: Clock) -> None:
+        self._settings, self._clock = settings, clock
+        self._base = settings.url.rstrip("/")
+
+    async def alive(self) -> bool:
+        """Whether anything answers. Any HTTP answer counts: not every service has ``healthz``."""
+        try:
+            await self._get("/healthz", seconds=5.0)
+        except httpx.HTTPError:
+            return False
+        return True
+
+    async def reach(self) -> ServerInfo:
+        """Find out within `deadlines.reach` seconds whether the service is there.
+
+        Raises:
+            ServiceOutage: if nothing answered.
+            PermanentServiceError: if it refuses the credentials.
+        """
+        deadline = self._clock.now() + self._settings.deadlines.reach
+        delay, error = 0.5, "no answer"
+        while True:
+            try:
+                answer = await self._get("/get_server_capabilities", seconds=5.0)
+            except httpx.HTTPError as problem:
+                error = f"{type(problem).__name__}: {problem}"
+            else:
+                if answer.status_code < 500 and answer.status_code != 429:
+                    return await self._described(answer)
+                error = f"HTTP {answer.status_code}: {answer.text[:200]}"
+            if self._clock.now() + delay >= deadline:
+                raise ServiceOutage(error, what=f"reach {self._settings.url}", final=True)
+            await self._clock.sleep(delay)
+            delay = min(2.0 * delay, 5.0)
+
+    async def model(self, model_id: str) -> dict[str, Any] | None:
+        """What the embedded service reports about a loaded model, None from any other service."""
+        return await self._json(f"/local/models/{model_id}")
+
+    async def _described(self, answer: httpx.Response) -> ServerInfo:
+        if answer.status_code in (401, 403):
+            raise PermanentServiceError(
+                f"HTTP {answer.status_code}: {answer.text[:200]}",
+                what=f"reach {self._settings.url} with the key in {self._settings.api_key_env}",
+                final=True,
+            )
+        return ServerInfo(models=_model_names(answer), local=await self._json("/local/info") or {})
+
+    async def _json(self, path: str) -> dict[str, Any] | None:
+        try:
+            answer = await self._get(path, seconds=15.0)
+        except httpx.HTTPError:
+            return None
+        if answer.status_code != 200:
+            return None
+        try:
+            body = answer.json()
+        except ValueError:
+            return None
+        return body if isinstance(body, dict) else None
+
+    async def _get(self, path: str, *, seconds: float) -> httpx.Response:
+        headers = {"X-API-Key": self._settings.api_key(), **self._settings.headers()}
+        async with httpx.AsyncClient(timeout=seconds, headers=headers) as client:
+            return await client.get(self._base + _PREFIX + path)
+
+
+def _model_names(answer: httpx.Response) -> tuple[str, ...]:
+    try:
+        listed = answer.json()["supported_models"]
+        return tuple(str(entry["model_name"]) for entry in listed)
+    except (ValueError, KeyError, TypeError):
+        return ()

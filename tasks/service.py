@@ -1,0 +1,282 @@
+"""The only module that opens Tinker clients, and the owner of every retry.
+
+Each client has its own session, so that closing it releases exactly what it held, and losing it
+touches nothing else. Calls are abandoned at a deadline, never cancelled. What comes out of here is
+either a result or a `ServiceError`; errors that are not the service's are passed on unchanged.
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import tinker
+from tinker.lib.public_interfaces.api_future import APIFuture
+from tinker.lib.retry_handler import RetryConfig
+
+from tasks.clock import Clock, SystemClock
+from tasks.failures import (
+    CapacityBlocked,
+    Failure,
+    FailureKind,
+    ModelLost,
+    PermanentServiceError,
+    ServiceError,
+    ServiceOutage,
+    UnknownOutcome,
+    classify,
+)
+from tasks.patience import Patience, RetryPolicy
+from tasks.reachability import Reachability, ServerInfo
+from tasks.sampling import ServiceSampler
+from tasks.service_settings import ServiceSettings, quiet_sdk
+from tasks.trainer import Trainer
+from tasks.watch import Watch, in_thread
+
+__all__ = [
+    "CapacityBlocked",
+    "LoraSettings",
+    "ModelLost",
+    "PermanentServiceError",
+    "Service",
+    "ServiceError",
+    "ServiceOutage",
+    "UnknownOutcome",
+]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class LoraSettings:
+    """What a new adapter looks like."""
+
+    base_model: str
+    rank: int
+    seed: int | None
+    train_attn: bool = True
+    train_mlp: bool = True
+    train_unembed: bool = False
+
+
+class Service:
+    """One Tinker-compatible service, with one retry policy and one clock.
+
+    Args:
+        settings: where it is.
+        policy: waiting times.
+        clock: source of time.
+        rng: source of jitter.
+        steps_completed: comparison steps completed so far; decides how long refusals are waited
+            out.
+        on_wait: told about every wait: what is waited for, why, and for how many seconds.
+    """
+
+    def __init__(
+        self,
+        settings: ServiceSettings,
+        *,
+        policy: RetryPolicy | None = None,
+        clock: Clock | None = None,
+        rng: random.Random | None = None,
+        steps_completed: Callable[[], int] = lambda: 0,
+        on_wait: Callable[[str, Failure, float], None] | None = None,
+    ) -> None:
+        self.settings = settings
+        self.clock: Clock = clock or SystemClock()
+        self._policy = policy or RetryPolicy()
+        self._rng = rng or random.Random()
+        self._steps_completed, self._on_wait = steps_completed, on_wait
+        self.reachability = Reachability(settings, self.clock)
+        self.watch = Watch(self.clock, settings.deadlines, self.reachability.alive)
+        self._open: list[tinker.ServiceClient] = []
+        quiet_sdk(settings)
+
+    async def reach(self) -> ServerInfo:
+        """Find out within seconds whether the service is there, before the SDK is started.
+
+        Raises:
+            ServiceOutage: if nothing answered.
+            PermanentServiceError: if it refuses the credentials.
+        """
+        return await self.reachability.reach()
+
+    def patience(self) -> Patience:
+        """The waiting of one request, or of one chain of requests that belong together."""
+        return Patience(
+            self._policy,
+            self.clock,
+            self._rng,
+            steps_completed=self._steps_completed,
+            on_wait=self._on_wait,
+        )
+
+    async def retrying(self, what: str, operation: Callable[[], Awaitable[T]]) -> T:
+        """Repeat an operation that is safe to repeat, for as long as the policy allows.
+
+        A lost model is not waited for: the caller has to restore it first.
+
+        Raises:
+            CapacityBlocked: refused for too long.
+            ServiceOutage: out of reach for too long.
+            ModelLost: at once.
+            PermanentServiceError: at once.
+        """
+        patience = self.patience()
+        while True:
+            patience.start()
+            try:
+                return await operation()
+            except ServiceError as error:
+                if error.final or error.failure is None or isinstance(error, ModelLost):
+                    raise
+                await patience.wait(error.failure, what)
+
+    async def create_trainer(self, lora: LoraSettings, *, label: str) -> Trainer:
+        """Create a new adapter on the base model, waiting for capacity if need be."""
+
+        def make(client: tinker.ServiceClient) -> Any:
+            return client.create_lora_training_client(
+                base_model=lora.base_model,
+                rank=lora.rank,
+                seed=lora.seed,
+                train_mlp=lora.train_mlp,
+                train_attn=lora.train_attn,
+                train_unembed=lora.train_unembed,
+                user_metadata={"label": label},
+            )
+
+        return await self._open_trainer(f"create training client {label}", make)
+
+    async def load_trainer(self, uri: str, *, label: str) -> Trainer:
+        """Create a client from a checkpoint, optimizer state included."""
+
+        def make(client: tinker.ServiceClient) -> Any:
+            return client.create_training_client_from_state_with_optimizer(
+                uri, user_metadata={"label": label}
+            )
+
+        return await self._open_trainer(f"load training client {label}", make)
+
+    async def load_weights_only(self, uri: str, *, label: str) -> Trainer:
+        """Create a client from a checkpoint's weights, with a fresh optimizer."""
+
+        def make(client: tinker.ServiceClient) -> Any:
+            return client.create_training_client_from_state(uri, user_metadata={"label": label})
+
+        return await self._open_trainer(f"load weights {label}", make)
+
+    async def open_sampler(
+        self, *, base_model: str | None = None, path: str | None = None, label: str
+    ) -> ServiceSampler:
+        """Open a sampler of a base model, or of published weights."""
+
+        def make(client: tinker.ServiceClient) -> Any:
+            return client.create_sampling_client(
+                model_path=path, base_model=base_model, retry_config=self.retry_config()
+            )
+
+        what = f"open sampler {label}"
+        client, sampler = await self.retrying(what, lambda: self._attempt(what, make))
+        return ServiceSampler(self, sampler, label=label, session=client)
+
+    def retry_config(self) -> RetryConfig:
+        """The only bound that the SDK has on sampling."""
+        return RetryConfig(progress_timeout=self.settings.deadlines.sample_progress)
+
+    async def call(
+        self, what: str, work: Callable[[], T], seconds: float, *, established: bool = True
+    ) -> T:
+        """Run one blocking SDK call in a thread, bounded and with its errors classified."""
+        try:
+            return await self.watch.settle(in_thread(work, what), seconds, what)
+        except Exception as error:
+            raise self.translated(error, what, established=established) from error
+
+    def translated(self, error: Exception, what: str, *, established: bool = True) -> Exception:
+        """The `ServiceError` that an SDK error stands for; any other error unchanged."""
+        if isinstance(error, ServiceError):
+            return error
+        failure = classify(error, established=established)
+        return error if failure is None else failure.as_error(what)
+
+    async def release(self, client: tinker.ServiceClient) -> bool:
+        """End a client's session, so that the service frees what it held.
+
+        Never waits longer than `deadlines.close`: with a dead server the SDK would wait for five
+        minutes.
+
+        Returns:
+            Whether the service confirmed it.
+        """
+        if client in self._open:
+            self._open.remove(client)
+        close = getattr(client, "close", None)
+        if close is None:  # older SDKs end a session by silence alone
+            return False
+        try:
+            await self.call(
+                "close session", lambda: _finished(close()), self.settings.deadlines.close
+            )
+        except (ServiceError, RuntimeError):
+            return False
+        return True
+
+    async def release_all(self) -> bool:
+        """Release every client that is still open; whether all were confirmed."""
+        return all([await self.release(client) for client in list(self._open)])
+
+    async def _open_trainer(
+        self, what: str, make: Callable[[tinker.ServiceClient], Any]
+    ) -> Trainer:
+        client, training = await self.retrying(what, lambda: self._attempt(what, make))
+        return Trainer(self, training, session=client)
+
+    async def _attempt(
+        self, what: str, make: Callable[[tinker.ServiceClient], Any]
+    ) -> tuple[tinker.ServiceClient, Any]:
+        """Open a session and make one client in it; a failed try leaves nothing behind."""
+        client = self._new_client()
+        self._open.append(client)
+        deadline = self.settings.deadlines.create
+        try:
+            made = await self.call(
+                what, lambda: _finished(make(client)), deadline, established=False
+            )
+        except Exception:
+            await self._drop(client)
+            raise
+        return client, made
+
+    async def _drop(self, client: tinker.ServiceClient) -> None:
+        """Let go of a client that did not work; ending its session is tried without waiting."""
+        if client in self._open:
+            self._open.remove(client)
+        if (close := getattr(client, "close", None)) is not None:
+            in_thread(lambda: _finished(close()), "drop session")
+
+    def _new_client(self) -> tinker.ServiceClient:
+        parameters = inspect.signature(tinker.ServiceClient.__init__).parameters
+        headers = self.settings.headers()
+        name = (
+            "default_headers_overrides"
+            if "default_headers_overrides" in parameters
+            else "default_headers"
+        )
+        extra: dict[str, Any] = {name: headers} if headers else {}
+        return tinker.ServiceClient(
+            base_url=self.settings.url, api_key=self.settings.api_key(), **extra
+        )
+
+
+def _finished(made: Any) -> Any:
+    """The value behind a future of the SDK; older versions return some values directly."""
+    return made.result() if isinstance(made, APIFuture) else made
+
+
+def unavailable(failure: Failure) -> bool:
+    """Whether a failure is the service's absence rather than a refusal of what was asked."""
+    return failure.kind in (FailureKind.CAPACITY, FailureKind.OUTAGE)

@@ -1,0 +1,191 @@
+"""One training client: what it can be asked, with every answer bounded and classified."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tinker
+from numpy.typing import NDArray
+
+from tasks.failures import ServiceError
+from tasks.sampling import ServiceSampler
+
+if TYPE_CHECKING:
+    from tasks.service import Service
+
+CustomLoss = Callable[[list[tinker.Datum], list[Any]], tuple[Any, dict[str, float]]]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerInfo:
+    """What the service says a training client is; None where it does not say."""
+
+    model_id: str
+    base_model: str | None
+    lora_rank: int | None
+    is_lora: bool | None
+    optimizer: str | None
+    tokenizer: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepAnswer:
+    """What came back from one forward-backward with the optimizer step behind it.
+
+    `loss_error` means that the gradient was not accumulated for certain, and the client is
+    poisoned. `step_error` without `loss_error` means that only the step is in doubt.
+    """
+
+    metrics: dict[str, float]
+    loss_error: Exception | None = None
+    step_error: Exception | None = None
+
+
+class Trainer:
+    """A training client in a session of its own."""
+
+    def __init__(
+        self, service: Service, client: tinker.TrainingClient, *, session: tinker.ServiceClient
+    ) -> None:
+        self._service, self._client, self._session = service, client, session
+        self._deadlines = service.settings.deadlines
+
+    @property
+    def info(self) -> TrainerInfo:
+        """What the service reported when the client was created."""
+        return _describe(self._client)
+
+    async def forward(self, datums: Sequence[tinker.Datum]) -> list[NDArray[np.float32]]:
+        """Log-probability of every target token, nats, [T] per datum; nothing is accumulated."""
+
+        def work() -> Any:
+            return self._client.forward(list(datums), "cross_entropy").result()
+
+        output = await self._service.call("forward", work, self._deadlines.train)
+        return [_logprobs(record) for record in output.loss_fn_outputs]
+
+    async def forward_backward(
+        self, datums: Sequence[tinker.Datum], loss_fn: str, config: dict[str, float] | None = None
+    ) -> dict[str, float]:
+        """Accumulate the gradient of a loss that the service has built in; returns its metrics."""
+
+        def work() -> Any:
+            name: Any = loss_fn
+            return self._client.forward_backward(list(datums), name, config).result()
+
+        output = await self._service.call(f"built-in {loss_fn}", work, self._deadlines.train)
+        return dict(output.metrics)
+
+    async def forward_backward_custom(
+        self, datums: Sequence[tinker.Datum], loss: CustomLoss
+    ) -> dict[str, float]:
+        """Accumulate the gradient of a loss computed here; returns the metrics."""
+
+        def work() -> Any:
+            return self._client.forward_backward_custom(list(datums), loss).result()
+
+        output = await self._service.call("custom loss", work, self._deadlines.train)
+        return dict(output.metrics)
+
+    async def optim_step(self, adam: tinker.AdamParams) -> None:
+        """Apply what was accumulated."""
+
+        def work() -> Any:
+            return self._client.optim_step(adam).result()
+
+        await self._service.call("optimizer step", work, self._deadlines.train)
+
+    async def step(
+        self, datums: Sequence[tinker.Datum], loss: CustomLoss, adam: tinker.AdamParams
+    ) -> StepAnswer:
+        """One custom forward-backward and the optimizer step behind it, sent together.
+
+        Both requests are always waited for; errors of the service come back as values, because
+        what they mean depends on which of the two failed. Any other error is raised.
+        """
+
+        def work() -> tuple[Any, Any]:
+            first = self._client.forward_backward_custom(list(datums), loss)
+            second = self._client.optim_step(adam)
+            return _outcome(first.result), _outcome(second.result)
+
+        try:
+            first, second = await self._service.call("training step", work, self._deadlines.train)
+        except ServiceError as error:  # the deadline, or nobody answers: both are in doubt
+            return StepAnswer({}, loss_error=error, step_error=error)
+        loss_error = self._service_error(first, "custom loss")
+        step_error = self._service_error(second, "optimizer step")
+        return StepAnswer(
+            {} if loss_error else dict(first.metrics), loss_error=loss_error, step_error=step_error
+        )
+
+    async def save(self, name: str) -> str:
+        """Save weights and optimizer state under a name; returns the checkpoint's URI."""
+
+        def work() -> Any:
+            return self._client.save_state(name).result()
+
+        return str((await self._service.call(f"save {name}", work, self._deadlines.save)).path)
+
+    async def publish(self, label: str) -> ServiceSampler:
+        """A sampler of the current weights that lives as long as this client's session."""
+        config = self._service.retry_config()
+
+        def work() -> Any:
+            return self._client.save_weights_and_get_sampling_client(retry_config=config).result()
+
+        sampler = await self._service.call(f"publish {label}", work, self._deadlines.save)
+        return ServiceSampler(self._service, sampler, label=label, session=None)
+
+    async def publish_named(self, name: str) -> str:
+        """Save the current weights for sampling under a name; returns their URI."""
+
+        def work() -> Any:
+            return self._client.save_weights_for_sampler(name).result()
+
+        return str((await self._service.call(f"publish {name}", work, self._deadlines.save)).path)
+
+    async def observe(self) -> dict[str, Any] | None:
+        """What the embedded service reports about the loaded model; None from other services."""
+        return await self._service.reachability.model(self.info.model_id)
+
+    async def close(self) -> bool:
+        """Release the client; whether the service confirmed it."""
+        return await self._service.release(self._session)
+
+    def _service_error(self, outcome: Any, what: str) -> Exception | None:
+        if not isinstance(outcome, Exception):
+            return None
+        error = self._service.translated(outcome, what)
+        if not isinstance(error, ServiceError):
+            raise error
+        return error
+
+
+def _outcome(result: Callable[[], Any]) -> Any:
+    try:
+        return result()
+    except Exception as error:  # noqa: BLE001 - classified by the caller
+        return error
+
+
+def _logprobs(record: Any) -> NDArray[np.float32]:
+    data = record["logprobs"]
+    return np.asarray(data.data, dtype=np.float32)
+
+
+def _describe(client: tinker.TrainingClient) -> TrainerInfo:
+    info = client.get_info()
+    data = getattr(info, "model_data", None)
+    optimizer = getattr(info, "optimizer_config", None)
+    return TrainerInfo(
+        model_id=str(client.model_id),
+        base_model=getattr(info, "model_name", None) or getattr(data, "model_name", None),
+        lora_rank=getattr(info, "lora_rank", None),
+        is_lora=getattr(info, "is_lora", None),
+        optimizer=getattr(optimizer, "type", None),
+        tokenizer=getattr(data, "tokenizer_id", None),
+    )
