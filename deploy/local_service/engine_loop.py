@@ -99,6 +99,7 @@ class EngineLoop(Generic[JobT]):
         self._train: OrderedDict[str, deque[Callable[[], None]]] = OrderedDict()
         self._samples: OrderedDict[str, deque[_Waiting[JobT]]] = OrderedDict()
         self._share = FairShare()
+        self._running = {"train": 0, "sample": 0}
         self._stopping = False
         self._mark = 0.0
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -118,7 +119,7 @@ class EngineLoop(Generic[JobT]):
     def submit_train(self, model_id: str, job: Callable[[], None]) -> None:
         """Queue a training job behind the model's earlier ones. The job lets no error out."""
         with self._ready:
-            if not self._train:
+            if not self._train and not self._running["train"]:
                 self._share.level("train")
             self._train.setdefault(model_id, deque()).append(job)
             self._ready.notify()
@@ -126,7 +127,7 @@ class EngineLoop(Generic[JobT]):
     def submit_sample(self, job: JobT) -> None:
         """Queue a sampling job."""
         with self._ready:
-            if not self._samples:
+            if not self._samples and not self._running["sample"]:
                 self._share.level("sample")
             waiting = _Waiting(job, self._clock())
             self._samples.setdefault(job.weights_key, deque()).append(waiting)
@@ -181,9 +182,7 @@ class EngineLoop(Generic[JobT]):
         self._run_control()
         with self._ready:
             waiting = [
-                kind
-                for kind, queue in (("train", self._train), ("sample", self._samples))
-                if queue
+                kind for kind, queue in (("train", self._train), ("sample", self._samples)) if queue
             ]
         if not waiting:
             return
@@ -207,6 +206,11 @@ class EngineLoop(Generic[JobT]):
             self._share.charge(kind, now - self._mark)
         self._mark = now
 
+    def _finish(self, kind: str) -> None:
+        self._charge(kind)
+        with self._ready:
+            self._running[kind] -= 1
+
     def _run_one_training_job(self) -> None:
         with self._ready:
             model_id, queue = next(iter(self._train.items()))
@@ -215,19 +219,21 @@ class EngineLoop(Generic[JobT]):
             del self._train[model_id]
             if queue:
                 self._train[model_id] = queue
+            self._running["train"] += 1
         try:
             job()
         finally:
-            self._charge("train")
+            self._finish("train")
 
     def _run_sampling_batch(self) -> None:
         with self._ready:
             key = min(self._samples, key=lambda name: self._samples[name][0].since)
             jobs = [waiting.job for waiting in self._samples.pop(key)]
+            self._running["sample"] += 1
         try:
             self._run_batch(jobs, lambda: self._between_tokens(key))
         finally:
-            self._charge("sample")
+            self._finish("sample")
 
     def _between_tokens(self, key: str) -> list[JobT]:
         """Let others in while a batch runs, and return the jobs that join it."""
@@ -255,4 +261,3 @@ class EngineLoop(Generic[JobT]):
         return any(
             queue[0].since <= horizon for name, queue in self._samples.items() if name != key
         )
-
