@@ -1,0 +1,8 @@
+"""Asynchronous tests of this folder run on asyncio."""
+
+import pytest
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"

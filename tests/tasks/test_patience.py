@@ -1,0 +1,153 @@
+"""Waiting has stated bounds: calls and seconds, before and after the first comparison step."""
+
+import pytest
+
+from tasks.failures import (
+    CapacityBlocked,
+    Failure,
+    FailureKind,
+    PermanentServiceError,
+    ServiceError,
+    ServiceOutage,
+)
+from tasks.patience import Patience, RetryPolicy
+from tests.tasks.fakes import FakeClock, FixedRandom
+
+pytestmark = pytest.mark.anyio
+
+CAPACITY = Failure(FailureKind.CAPACITY, "503 trainer capacity exhausted", 503)
+OUTAGE = Failure(FailureKind.OUTAGE, "Connection error.")
+
+
+def _patience(clock: FakeClock, *, steps: int = 0, jitter: float = 0.5) -> Patience:
+    return Patience(
+        RetryPolicy(),
+        clock,
+        FixedRandom(jitter),  # type: ignore[arg-type]
+        steps_completed=lambda: steps,
+    )
+
+
+async def _refused(
+    patience: Patience, failure: Failure, *, call_seconds: float = 0.0
+) -> tuple[int, ServiceError]:
+    """Ask until the policy gives up; how often was asked, and how it ended."""
+    clock = patience._clock
+    assert isinstance(clock, FakeClock)
+    for calls in range(1, 1000):
+        patience.start()
+        clock.time += call_seconds
+        try:
+            await patience.wait(failure, "create")
+        except ServiceError as error:
+            return calls, error
+    raise AssertionError("never gave up")
+
+
+@pytest.mark.parametrize(
+    ("steps", "jitter", "calls", "waits"),
+    [
+        (0, 0.5, 4, [60.0, 120.0, 240.0]),
+        (0, 0.0, 5, [54.0, 108.0, 216.0, 216.0]),
+        (3, 0.5, 9, [60.0, 120.0, *[240.0] * 6]),
+        (3, 0.0, 10, [54.0, 108.0, *[216.0] * 7]),
+    ],
+)
+async def test_patience_gives_up_a_refusal_after_ten_or_thirty_minutes(
+    steps: int, jitter: float, calls: int, waits: list[float]
+) -> None:
+    """60 + 120 + 240 = 420 s, and 660 s would pass 600; 60 + 120 + 6 * 240 = 1620 of 1800 s."""
+    clock = FakeClock()
+
+    asked, error = await _refused(_patience(clock, steps=steps, jitter=jitter), CAPACITY)
+
+    assert isinstance(error, CapacityBlocked)
+    assert error.final
+    assert (asked, error.error, error.steps_completed) == (calls, CAPACITY.text, steps)
+    assert clock.slept == pytest.approx(waits)
+
+
+async def test_patience_counts_the_time_that_the_calls_themselves_take() -> None:
+    """The SDK spends 57 s on a refused creation: 57 + 60 + 57 + 120 + 57 = 351, and 240 more fit
+    (591 s), but with the fourth call 648 s have passed."""
+    clock = FakeClock()
+
+    asked, _ = await _refused(_patience(clock), CAPACITY, call_seconds=57.0)
+
+    assert asked == 4
+    assert clock.time == 648.0
+
+
+async def test_patience_honours_retry_after() -> None:
+    clock = FakeClock()
+    patience = _patience(clock)
+    failure = Failure(FailureKind.CAPACITY, "429", 429, retry_after=7.0)
+
+    for _ in range(3):
+        await patience.wait(failure, "create")
+
+    assert clock.slept == [7.0, 7.0, 7.0]
+
+
+async def test_patience_is_not_fooled_by_a_short_retry_after_for_ever() -> None:
+    """Three short waits, then the schedule: 3 + 240 + 240 = 483 s, the next would pass 600."""
+    clock = FakeClock()
+    failure = Failure(FailureKind.CAPACITY, "429", 429, retry_after=0.0)
+
+    asked, _ = await _refused(_patience(clock), failure)
+
+    assert asked == 6
+    assert clock.time == 483.0
+
+
+async def test_patience_gives_up_at_once_when_asked_to_come_back_too_late() -> None:
+    failure = Failure(FailureKind.CAPACITY, "429", 429, retry_after=3600.0)
+
+    asked, error = await _refused(_patience(FakeClock()), failure)
+
+    assert asked == 1
+    assert isinstance(error, CapacityBlocked)
+    assert error.retry_after == 3600.0
+
+
+async def test_patience_waits_for_an_outage_in_short_steps() -> None:
+    """1 + 2 + 4 + 8 + 15 + 30 = 60 s, then 60 s each: nine of them reach 600 s."""
+    clock = FakeClock()
+
+    asked, error = await _refused(_patience(clock), OUTAGE)
+
+    assert isinstance(error, ServiceOutage)
+    assert clock.slept[:6] == [1.0, 2.0, 4.0, 8.0, 15.0, 30.0]
+    assert (asked, clock.time) == (16, 600.0)
+
+
+async def test_patience_does_not_retry_what_cannot_help() -> None:
+    failure = Failure(FailureKind.PERMANENT, "402 billing", 402)
+
+    asked, error = await _refused(_patience(FakeClock()), failure)
+
+    assert asked == 1
+    assert isinstance(error, PermanentServiceError)
+
+
+async def test_patience_stops_at_the_same_internal_error_three_times() -> None:
+    """A wrong setting that a server answers with 500 is not worth ten minutes."""
+    failure = Failure(FailureKind.OUTAGE, "500 KeyError: 'clip'", 500)
+
+    asked, error = await _refused(_patience(FakeClock()), failure)
+
+    assert asked == 4
+    assert isinstance(error, PermanentServiceError)
+    assert "KeyError: 'clip'" in error.error
+
+
+async def test_patience_starts_anew_after_a_success() -> None:
+    clock = FakeClock()
+    patience = _patience(clock)
+    await patience.wait(CAPACITY, "create")
+    patience.succeeded()
+    clock.time = 5000.0
+
+    await patience.wait(CAPACITY, "create")
+
+    assert clock.slept == [60.0, 60.0]
