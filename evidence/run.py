@@ -15,6 +15,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
+from math import prod
 from typing import Any, Self, TypeAlias
 
 import numpy as np
@@ -403,7 +404,7 @@ def _columns_of(schema: TableSchema, rows: Rows, key: Key) -> tuple[dict[str, An
         if column.name not in columns:
             if not column.nullable and count:
                 raise InputError(f"{schema.name}.{column.name}", None, f"a {column.type}")
-            columns[column.name] = [None] * count
+            columns[column.name] = pa.nulls(count, _ARROW[column.type])
     return columns, count
 
 
@@ -429,7 +430,7 @@ def _constant(
     column = schema.column(name)
     stored = escape_text(value) if isinstance(value, str) else value
     constant = pa.scalar(stored, _ARROW[column.type])
-    array = pa.repeat(constant, count)
+    array = _repeat(stored, _ARROW[column.type], count)
     if values is None:
         return array
     given = _array(schema, column, values, count)
@@ -439,6 +440,16 @@ def _constant(
             f"{schema.name}[{index}].{name}", given[index].as_py(), f"{stored!r}, as in the key"
         )
     return array
+
+
+def _repeat(value: str | int, arrow_type: pa.DataType, count: int) -> pa.Array:
+    """Return the value ``count`` times (`pa.repeat` copies texts one by one, 20 times slower)."""
+    if isinstance(value, int):
+        return pa.array(np.full(count, value), type=arrow_type)
+    raw = value.encode()
+    offsets = np.arange(count + 1, dtype=np.int64) * len(raw)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(raw * count)]
+    return pa.Array.from_buffers(arrow_type, count, buffers)
 
 
 def _array(schema: TableSchema, column: Column, values: Any, count: int) -> pa.Array:
@@ -475,7 +486,8 @@ def _from_numpy(schema: TableSchema, column: Column, values: np.ndarray) -> pa.A
 
 
 def _from_list(schema: TableSchema, column: Column, values: list[Any]) -> pa.Array:
-    values = [value.item() if isinstance(value, np.generic) else value for value in values]
+    if any(issubclass(kind, np.generic) for kind in set(map(type, values))):
+        values = [value.item() if isinstance(value, np.generic) else value for value in values]
     _check_values(schema, column, values)
     if column.type == "string":
         values = [None if value is None else escape_text(value) for value in values]
@@ -534,23 +546,46 @@ def _sorted(schema: TableSchema, table: pa.Table) -> pa.Table:
         return table
     if not free:
         raise InputError(f"{schema.name} rows", table.num_rows, "one row for this key")
+    if _ascending(table, free):
+        return table
+    order = _order(table.select(free))
+    moved = [
+        column if name in schema.partition else column.take(order)
+        for name, column in zip(table.column_names, table.columns, strict=True)
+    ]
+    table = pa.Table.from_arrays(moved, schema=table.schema).combine_chunks()
     if not _ascending(table, free):
-        order = pc.sort_indices(table.select(free), [(name, "ascending") for name in free])
-        table = table.take(order)
-        if not _ascending(table, free):
-            raise InputError(f"{schema.name} rows", _first_twice(table, free), "each key once")
-    return table.combine_chunks()
+        raise InputError(f"{schema.name} rows", _first_twice(table, free), "each key once")
+    return table
+
+
+def _order(keys: pa.Table) -> pa.Array:
+    """Return the indices that sort rows by all columns of ``keys``.
+
+    Keys that are whole numbers of small range are folded into one number, which sorts ten times
+    faster than several columns do.
+    """
+    if all(field.type == pa.int64() for field in keys.schema):
+        columns = [np.asarray(column.to_numpy()) for column in keys.columns]
+        lows = [int(column.min()) for column in columns]
+        spans = [int(column.max()) - low + 1 for column, low in zip(columns, lows, strict=True)]
+        if prod(spans) < 2**62:
+            folded = np.zeros(keys.num_rows, dtype=np.int64)
+            for column, low, span in zip(columns, lows, spans, strict=True):
+                folded = folded * span + (column - low)
+            return pa.array(np.argsort(folded, kind="stable"))
+    return pc.sort_indices(keys, [(name, "ascending") for name in keys.column_names])
 
 
 def _ascending(table: pa.Table, names: Sequence[str]) -> bool:
     """Whether each row's key is larger than the one before it."""
-    before, after = table.slice(0, table.num_rows - 1), table.slice(1)
     larger = np.zeros(table.num_rows - 1, dtype=bool)
     undecided = ~larger
     for name in names:
-        left, right = before.column(name), after.column(name)
-        larger |= undecided & _mask(pc.less(left, right))
-        undecided &= _mask(pc.equal(left, right))
+        column = table.column(name)
+        before, after = column.slice(0, len(column) - 1), column.slice(1)
+        larger |= undecided & np.asarray(pc.less(before, after).to_numpy())
+        undecided &= np.asarray(pc.equal(before, after).to_numpy())
     return bool(larger.all())
 
 
@@ -558,10 +593,6 @@ def _first_twice(table: pa.Table, names: Sequence[str]) -> str:
     keys = list(zip(*(table.column(name).to_pylist() for name in names), strict=True))
     twice = next(key for key, later in pairwise(keys) if key == later)
     return ", ".join(f"{name} {value}" for name, value in zip(names, twice, strict=True)) + " twice"
-
-
-def _mask(values: pa.ChunkedArray) -> np.ndarray:
-    return np.asarray(values.to_numpy())
 
 
 def _rows_of(schema: TableSchema, table: pa.Table) -> list[dict[str, Any]]:
