@@ -1,0 +1,100 @@
+"""Make an environment by name."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tinker_cookbook.renderers import Renderer
+
+from envs.arithmetic import ArithmeticEnvironment, ArithmeticSettings
+from envs.errors import EnvInputError
+from envs.gsm8k import Gsm8kEnvironment, Gsm8kSettings
+from envs.protocols import Environment, Sampler
+from envs.rendering import ChatRenderer, make_renderer
+
+
+def make_environment(
+    name: str,
+    settings: Mapping[str, Any],
+    *,
+    tokenizer: Any,
+    renderer: str | Renderer,
+    data_dir: str | Path | None = None,
+    seed: int = 0,
+    system_prompt: str | None = None,
+    partners: Mapping[str, Sampler] | None = None,
+) -> Environment:
+    """Return the environment of that name.
+
+    Args:
+        name: one of `environment_names()`.
+        settings: of the environment; unknown names are refused.
+        tokenizer: the policy model's tokenizer.
+        renderer: a tinker-cookbook renderer's name, or a renderer over `tokenizer`.
+        data_dir: folder with the data files, for environments that read any.
+        seed: of the training order; the spec's seed.
+        system_prompt: the first message; the environment's default where None.
+        partners: samplers of served partners, by `simulator` and `judge`.
+
+    Raises:
+        EnvInputError: if the name is unknown, a setting is wrong or data is missing.
+    """
+    if name not in _MAKERS:
+        raise EnvInputError("environment.name", name, f"one of {', '.join(environment_names())}")
+    chat = (
+        make_renderer(renderer, tokenizer)
+        if isinstance(renderer, str)
+        else ChatRenderer(renderer=renderer, name=type(renderer).__name__)
+    )
+    inputs = _Inputs(
+        settings=settings,
+        renderer=chat,
+        data_dir=None if data_dir is None else Path(data_dir),
+        seed=seed,
+        system_prompt=system_prompt,
+        partners=dict(partners or {}),
+    )
+    return _MAKERS[name](inputs)
+
+
+def environment_names() -> tuple[str, ...]:
+    """Names that `make_environment` knows."""
+    return tuple(sorted(_MAKERS))
+
+
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """The arguments of `make_environment`, checked."""
+
+    settings: Mapping[str, Any]
+    renderer: ChatRenderer
+    data_dir: Path | None
+    seed: int
+    system_prompt: str | None
+    partners: Mapping[str, Sampler]
+
+
+def _arithmetic(inputs: _Inputs) -> Environment:
+    return ArithmeticEnvironment(
+        ArithmeticSettings.read(inputs.settings),
+        renderer=inputs.renderer,
+        seed=inputs.seed,
+        system_prompt=inputs.system_prompt,
+    )
+
+
+def _gsm8k(inputs: _Inputs) -> Environment:
+    return Gsm8kEnvironment(
+        Gsm8kSettings.read(inputs.settings),
+        renderer=inputs.renderer,
+        seed=inputs.seed,
+        system_prompt=inputs.system_prompt,
+        data_dir=inputs.data_dir,
+    )
+
+
+_MAKERS: dict[str, Callable[[_Inputs], Environment]] = {
+    "arithmetic": _arithmetic,
+    "gsm8k": _gsm8k,
+}

@@ -1,0 +1,89 @@
+"""Turn messages into token ids and sampled token ids back into text, safely under threads.
+
+The cookbook's Qwen renderers switch `split_special_tokens` on one shared fast tokenizer while
+they encode. Two threads doing so at once make the tokenizer raise `Already borrowed`, so every
+use of a tokenizer in this package goes through one lock. Encoding a short prompt takes well under
+a millisecond; nothing is awaited while the lock is held.
+"""
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from tinker_cookbook.exceptions import RendererError
+from tinker_cookbook.renderers import Message, Renderer, get_renderer, get_text_content
+
+from envs.errors import EnvInputError
+
+_TOKENIZER_LOCK = threading.Lock()
+
+
+class ParsedReply(NamedTuple):
+    """A sampled reply as text; `stopped` says that it ended with the renderer's stop token."""
+
+    text: str
+    stopped: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRenderer:
+    """A cookbook renderer whose calls are serialised.
+
+    Attributes:
+        renderer: the cookbook's renderer.
+        name: the name it was asked for, part of an evaluator's provenance.
+    """
+
+    renderer: Renderer
+    name: str
+
+    def stop_tokens(self) -> list[int]:
+        """Ids of the tokens that end a turn.
+
+        Raises:
+            EnvInputError: if the renderer stops on strings, which token-exact episodes refuse.
+        """
+        with _TOKENIZER_LOCK:
+            stop = self.renderer.get_stop_sequences()
+        ids = [token for token in stop if isinstance(token, int)]
+        if not ids or len(ids) != len(stop):
+            raise EnvInputError("renderer", self.name, "a renderer that stops on token ids")
+        return ids
+
+    def prompt(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+        """Token ids of a conversation up to where the assistant's next turn starts."""
+        typed = [Message(role=message["role"], content=message["content"]) for message in messages]
+        with _TOKENIZER_LOCK:
+            return tuple(self.renderer.build_generation_prompt(typed).to_ints())
+
+    def parse(self, tokens: Sequence[int]) -> ParsedReply:
+        """Text of a sampled reply, without its stop token and without thinking blocks."""
+        with _TOKENIZER_LOCK:
+            message, termination = self.renderer.parse_response(list(tokens))
+        return ParsedReply(
+            text=get_text_content(message), stopped=bool(termination.is_stop_sequence)
+        )
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """All tokens as text, special tokens included."""
+        with _TOKENIZER_LOCK:
+            return str(self.renderer.tokenizer.decode(list(tokens)))
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of plain text, without special tokens."""
+        with _TOKENIZER_LOCK:
+            return list(self.renderer.tokenizer.encode(text, add_special_tokens=False))
+
+
+def make_renderer(name: str, tokenizer: Any) -> ChatRenderer:
+    """Return the cookbook renderer of that name over a tokenizer.
+
+    Raises:
+        EnvInputError: if the cookbook knows no such renderer, or it does not fit the tokenizer.
+    """
+    try:
+        renderer = get_renderer(name, tokenizer, model_name=getattr(tokenizer, "name_or_path", ""))
+    except (RendererError, ValueError) as error:
+        raise EnvInputError("renderer", name, f"a tinker-cookbook renderer ({error})") from error
+    return ChatRenderer(renderer=renderer, name=name)
