@@ -55,7 +55,9 @@ class Ledger:
         if taken:
             raise InputError(f"event {event}", taken[0], f"no field named {', '.join(_RESERVED)}")
         with self._mutex:
-            self._refresh()
+            if not (self._store.refuses_taken_lines and self._events):
+                self._refresh()
+                self._refuse_later_writer()
             for _ in range(_TRIES):
                 record = self._record(event, fields)
                 try:

@@ -8,6 +8,7 @@ import json
 import os
 import secrets
 import stat
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,11 @@ class LocalStore:
     def url(self) -> str:
         """The folder."""
         return str(self._root)
+
+    @property
+    def refuses_taken_lines(self) -> bool:
+        """False: a local log is a plain file, kept apart by the process lock."""
+        return False
 
     @property
     def root(self) -> Path:
@@ -180,9 +186,7 @@ class LocalStore:
             fd = os.open(self._root / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         except OSError as error:
             raise write_error(error, _LOCK_NAME, size=0, where=self.url) from error
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not _lock_soon(fd):
             found = _read_holder(fd)
             os.close(fd)
             shown = ", ".join(f"{name} {value}" for name, value in sorted(found.items()))
@@ -290,6 +294,18 @@ class LocalLock:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
+
+
+def _lock_soon(fd: int) -> bool:
+    """Try for a tenth of a second: `LocalStore.lock_holder` takes the lock for an instant."""
+    for _ in range(5):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            time.sleep(0.02)
+        else:
+            return True
+    return False
 
 
 def _read_holder(fd: int) -> dict[str, Any]:

@@ -7,7 +7,8 @@ both add line 17: the second one learns that it is no longer alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from fsspec.utils import get_protocol
 from evidence.errors import ConflictError, InputError
 from evidence.lease import Clock, Lease, acquire_lease, lease_holder, utc_now
 from evidence.local_store import Disk, LocalStore
-from evidence.store import Store, check_path, write_error
+from evidence.store import Store, check_path
 
 PROTOCOLS = ("memory", "s3", "s3a", "gs", "gcs")
 
@@ -53,26 +54,34 @@ class ObjectStore:
         """The prefix."""
         return self._url
 
+    @property
+    def refuses_taken_lines(self) -> bool:
+        """True: each line is an object that can be created once."""
+        return True
+
     def read_if_exists(self, path: str) -> bytes | None:
         """Return the bytes of a file, or None if there is no such file."""
-        try:
-            return bytes(self._fs.cat_file(self._full(path)))
-        except FileNotFoundError:
-            return None
+        with self._reaching(path):
+            try:
+                return bytes(self._fs.cat_file(self._full(path)))
+            except FileNotFoundError:
+                return None
 
     def exists(self, path: str) -> bool:
         """Whether there is a file of that path."""
-        self._fs.invalidate_cache()
-        return bool(self._fs.exists(self._full(path)))
+        with self._reaching(path):
+            self._fs.invalidate_cache()
+            return bool(self._fs.exists(self._full(path)))
 
     def paths(self, prefix: str = "") -> list[str]:
         """Return the paths of all files below a folder, sorted."""
         top = self._full(prefix) if prefix else self._base
-        self._fs.invalidate_cache()
-        try:
-            found = self._fs.find(top)
-        except FileNotFoundError:
-            return []
+        with self._reaching(prefix):
+            self._fs.invalidate_cache()
+            try:
+                found = self._fs.find(top)
+            except FileNotFoundError:
+                return []
         start = len(self._base) + 1
         return sorted(str(path)[start:] for path in found if str(path) != top)
 
@@ -82,22 +91,21 @@ class ObjectStore:
         Returns:
             False if one exists; it is left as it is.
         """
-        try:
-            self._fs.pipe_file(self._full(path), data, mode="create")
-        except FileExistsError:
-            return False
-        except OSError as error:
-            if _is_conflict(error):
+        with self._reaching(path):
+            try:
+                self._fs.pipe_file(self._full(path), data, mode="create")
+            except FileExistsError:
                 return False
-            raise write_error(error, path, size=len(data), where=self.url) from error
+            except OSError as error:
+                if not _is_conflict(error):
+                    raise
+                return False
         return True
 
     def replace(self, path: str, data: bytes) -> None:
         """Write a file, replacing what is there as a whole."""
-        try:
+        with self._reaching(path):
             self._fs.pipe_file(self._full(path), data)
-        except OSError as error:
-            raise write_error(error, path, size=len(data), where=self.url) from error
 
     def append_line(self, log: str, line: bytes, *, number: int) -> None:
         """Add line ``number`` to a log.
@@ -116,7 +124,8 @@ class ObjectStore:
         first = _line_path(log, after + 1)
         paths = [path for path in self.paths(_log_folder(log)) if path >= first]
         full = [self._full(path) for path in paths]
-        found = self._fs.cat(full) if full else {}
+        with self._reaching(log):
+            found = self._fs.cat(full) if full else {}
         by_path = {str(key): value for key, value in found.items()}
         lines: list[bytes] = []
         for number, path in enumerate(full, start=after + 1):
@@ -141,6 +150,18 @@ class ObjectStore:
     def lock_holder(self) -> dict[str, Any] | None:
         """Return the facts of the holder, or None when nobody holds the lease."""
         return lease_holder(self, clock=self._clock)
+
+    @contextmanager
+    def _reaching(self, path: str) -> Iterator[None]:
+        """Turn what a driver raises, each in its own classes, into one line."""
+        try:
+            yield
+        except InputError:
+            raise
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            expected = "an object store that answers"
+            raise InputError(path or "/", reason, expected, where=self.url) from error
 
     def _full(self, path: str) -> str:
         return f"{self._base}/{check_path(path, where=self.url)}"

@@ -49,6 +49,11 @@ _ALLOWED: dict[str, tuple[type, ...]] = {
     "bool": (bool,),
     "string": (str,),
 }
+_INTEGERS = {
+    "int64": (-(2**63), 2**63 - 1),
+    "float64": (-(2**53), 2**53),  # beyond, a whole number would be rounded
+    "float32": (-(2**24), 2**24),
+}
 _NUMPY_KINDS = {"int64": "iu", "float64": "fiu", "float32": "fiu", "bool": "b", "string": ""}
 _ROW_GROUP_ROWS = 1 << 20
 _ZIP_TIME = (1980, 1, 1, 0, 0, 0)
@@ -512,11 +517,12 @@ def _narrow(schema: TableSchema, column: Column, wide: np.ndarray) -> np.ndarray
 def _check_values(schema: TableSchema, column: Column, values: Sequence[Any]) -> None:
     """Refuse Python values of the wrong type; types are compared exactly, so True is no int."""
     allowed = _ALLOWED[column.type] + ((type(None),) if column.nullable else ())
-    if set(map(type, values)) <= set(allowed) and column.type != "int64":
+    kinds = set(map(type, values))
+    if kinds <= set(allowed) and int not in kinds:
         return
+    low, high = _INTEGERS.get(column.type, (0, 0))
     for index, value in enumerate(values):
-        fits = type(value) in allowed
-        if fits and (type(value) is not int or -(2**63) <= value < 2**63):
+        if type(value) in allowed and (type(value) is not int or low <= value <= high):
             continue
         expected = f"{column.type}, null allowed" if column.nullable else f"{column.type}, not null"
         raise InputError(f"{schema.name}[{index}].{column.name}", value, expected)

@@ -49,6 +49,11 @@ class Store(Protocol):
         """The root, as a person would write it."""
         ...
 
+    @property
+    def refuses_taken_lines(self) -> bool:
+        """Whether `append_line` checks its number, so that nobody needs to look beforehand."""
+        ...
+
     def read_if_exists(self, path: str) -> bytes | None:
         """Return the bytes of a file, or None if there is no such file."""
         ...

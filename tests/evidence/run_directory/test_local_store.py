@@ -1,0 +1,152 @@
+"""Local writes survive a failure at any call: old or new content, never half of it."""
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from evidence.errors import ConflictError, InputError
+from evidence.local_store import LocalStore
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+CRASH = KeyboardInterrupt()
+
+
+@pytest.fixture
+def disk(failing_disk):
+    return failing_disk(FULL)
+
+
+@pytest.fixture
+def store(tmp_path, disk):
+    store = LocalStore(tmp_path / "run", disk=disk)
+    store.replace("result.json", b"old")
+    store.append_line("ledger.jsonl", b"one", number=1)
+    disk.calls = 0
+    return store
+
+
+WRITES = {
+    "write_new": lambda store: store.write_new("tables/new.parquet", b"new" * 1000),
+    "replace": lambda store: store.replace("result.json", b"new" * 1000),
+    "append": lambda store: store.append_line("ledger.jsonl", b"two" * 1000, number=2),
+}
+
+
+def _calls_of(what, tmp_path, failing_disk):
+    disk = failing_disk(FULL)
+    store = LocalStore(tmp_path / "dry", disk=disk)
+    store.replace("result.json", b"old")
+    store.append_line("ledger.jsonl", b"one", number=1)
+    disk.calls = 0
+    WRITES[what](store)
+    return disk.calls
+
+
+@pytest.mark.parametrize("what", WRITES)
+@pytest.mark.parametrize("error", [FULL, CRASH], ids=["full", "killed"])
+def test_failure_at_each_call_leaves_old_or_new(what, error, tmp_path, failing_disk):
+    """Whichever call fails, every file is whole, and the same write succeeds afterwards."""
+    calls = _calls_of(what, tmp_path, failing_disk)
+    assert calls >= 3
+    for fail_at in range(1, calls + 1):
+        disk = failing_disk(error)
+        root = tmp_path / f"run{fail_at}"
+        store = LocalStore(root, disk=disk)
+        store.replace("result.json", b"old")
+        store.append_line("ledger.jsonl", b"one", number=1)
+        disk.calls, disk.fail_at = 0, fail_at
+
+        with pytest.raises((InputError, KeyboardInterrupt)):
+            WRITES[what](store)
+
+        again = LocalStore(root)
+        assert again.read_if_exists("result.json") in (b"old", b"new" * 1000)
+        assert again.read_if_exists("tables/new.parquet") in (None, b"new" * 1000)
+        assert again.read_lines("ledger.jsonl") in ([b"one"], [b"one", b"two" * 1000])
+        if again.read_lines("ledger.jsonl") == [b"one"]:
+            WRITES[what](again)
+        assert list(root.rglob(".tmp-*")) == []
+
+
+def test_full_disk_is_one_line_with_path_and_need(store, disk):
+    """The error says which file, what was lacking and how much."""
+    disk.calls, disk.fail_at, disk.only = 0, 1, "write"
+
+    with pytest.raises(InputError) as caught:
+        store.write_new("tables/a.parquet", b"x" * 4096)
+
+    message = str(caught.value)
+    assert "tables/a.parquet" in message
+    assert "room for 4096 more bytes" in message
+    assert "No space left on device" in message
+    assert "\n" not in message
+    assert store.read_if_exists("result.json") == b"old"
+
+
+def test_full_disk_during_append_keeps_the_log(store, disk):
+    """Half a line is taken back at once, so the next event is whole."""
+    disk.calls, disk.fail_at, disk.only = 0, 1, "write"
+    with pytest.raises(InputError, match=r"ledger.jsonl"):
+        store.append_line("ledger.jsonl", b"two", number=2)
+
+    store.append_line("ledger.jsonl", b"three", number=2)
+
+    assert store.read_lines("ledger.jsonl") == [b"one", b"three"]
+
+
+def test_read_only_folder_is_one_line(tmp_path, failing_disk):
+    disk = failing_disk(OSError(errno.EACCES, "Permission denied"))
+    disk.fail_at = 1
+
+    with pytest.raises(InputError, match="a file that can be written, found 'Permission denied'"):
+        LocalStore(tmp_path, disk=disk).write_new("a", b"x")
+
+
+def test_file_system_without_hard_links_is_used_all_the_same(tmp_path, failing_disk):
+    disk = failing_disk(OSError(errno.EPERM, "Operation not permitted"))
+    disk.fail_at, disk.only = 1, "link"
+    store = LocalStore(tmp_path, disk=disk)
+
+    assert store.write_new("a", b"x")
+    assert not store.write_new("a", b"y")
+    assert store.read_if_exists("a") == b"x"
+
+
+def test_write_new_never_replaces(store):
+    assert store.write_new("a", b"x")
+    assert not store.write_new("a", b"y")
+    assert store.read_if_exists("a") == b"x"
+
+
+def test_lock_of_a_killed_process_is_free(tmp_path):
+    """A process that dies without a word leaves the lock free; its leftovers are removed."""
+    code = (
+        "import os, sys; from pathlib import Path; from evidence.local_store import LocalStore\n"
+        "store = LocalStore(Path(sys.argv[1])); store.acquire_lock({'pid': os.getpid()})\n"
+        "Path(sys.argv[1], '.tmp-1-x').write_bytes(b'half'); os._exit(9)\n"
+    )
+    root = Path(__file__).resolve().parents[3]
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=root, check=False)
+    store = LocalStore(tmp_path)
+    assert (tmp_path / ".tmp-1-x").exists()
+
+    lock = store.acquire_lock({"pid": os.getpid()})
+
+    assert lock.token == 2
+    assert not (tmp_path / ".tmp-1-x").exists()
+    assert store.lock_holder()["pid"] == os.getpid()
+    lock.release()
+    with pytest.raises(ConflictError, match="released"):
+        lock.check()
+
+
+def test_hidden_files_are_not_listed(store, tmp_path):
+    (tmp_path / "run" / ".tmp-1-x").write_bytes(b"")
+    lock = store.acquire_lock({})
+
+    assert store.paths() == ["ledger.jsonl", "result.json"]
+    lock.release()
