@@ -4,12 +4,13 @@ Shape legend: P problems (groups), G completions of one problem, T tokens of one
 sequences of a batch.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from losses.errors import LossInputError
+from losses.errors import LossConfigError, LossInputError
 
 
 def total_reward(step_rewards: Sequence[float], final_reward: float) -> float:
@@ -59,6 +60,35 @@ def group_mean_advantages(rewards_G: Tensor) -> Tensor:
     if is_constant(rewards_G):
         return torch.zeros_like(rewards_G)
     return rewards_G - rewards_G.mean()
+
+
+def group_advantages(config: Mapping[str, Any], rewards_G: Tensor) -> Tensor:
+    """Return the advantages of one group as the execution file registers them.
+
+    ``{"kind": "group_mean", "std_norm": false}`` is ``group_mean_advantages``; with ``std_norm``
+    true it is verl's form with the registered ``epsilon`` (1e-6 unless stated).
+
+    Args:
+        config: the ``advantage`` block.
+        rewards_G: [G] total reward of each completion of one problem, float64.
+
+    Returns:
+        [G] advantages.
+
+    Raises:
+        LossConfigError: names the field, its value and what is allowed.
+        LossInputError: if the group is empty or a reward is not finite.
+    """
+    if config.get("kind") != "group_mean":
+        message = f"advantage.kind: {config.get('kind')!r}; expected 'group_mean'"
+        raise LossConfigError(message)
+    std_norm, epsilon = config.get("std_norm"), config.get("epsilon", 1e-6)
+    if not isinstance(std_norm, bool):
+        message = f"advantage.std_norm: {std_norm!r}; expected true or false"
+        raise LossConfigError(message)
+    if not std_norm:
+        return group_mean_advantages(rewards_G)
+    return verl_group_advantages(rewards_G, norm_by_std=True, epsilon=float(epsilon))
 
 
 def informative_groups(rewards_P: Sequence[Sequence[float]], *, keep_one: bool) -> list[int]:

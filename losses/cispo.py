@@ -70,4 +70,4 @@ def cispo_loss(target_logprobs_T: Tensor, inputs: LossInputs, *, settings: Cispo
     per_token_T = -weight_T * on_mask(inputs.advantages_T, mask_T, dtype=dtype) * target_T
     if inputs.weights_T is not None:
         per_token_T = per_token_T * on_mask(inputs.weights_T, mask_T, dtype=dtype)
-    return summed(per_token_T, keep_T=mask_T, log_ratio_T=log_ratio_T, loss_mask_T=mask_T)
+    return summed(per_token_T, keep_T=mask_T, ratio_T=weight_T, loss_mask_T=mask_T)

@@ -49,20 +49,22 @@ COUNTS: dict[str, str] = {
     "positive_advantage_tokens": "trained tokens with A > 0",
     "negative_advantage_tokens": "trained tokens with A < 0",
     "masked_tokens": "A != 0 and gradient removed by the loss",
-    "removed_nonzero_grad_pos": "A > 0 and gradient removed",
-    "removed_nonzero_grad_neg": "A < 0 and gradient removed",
-    "not_kept_tokens": "not kept, A = 0 included",
-    "not_kept_zero_advantage_tokens": "not kept and A = 0",
-    "exceed_delta_tokens": "beyond delta in either direction, whatever A",
-    "exceed_delta_dropped_pos": "beyond delta, A > 0, upwards: what the rule drops",
-    "exceed_delta_dropped_neg": "beyond delta, A < 0, downwards: what the rule drops",
-    "exceed_delta_restoring_tokens": "beyond delta, A != 0, coming back",
-    "exceed_delta_zero_advantage_tokens": "beyond delta and A = 0",
+    "removed_positive": "A > 0 and gradient removed",
+    "removed_negative": "A < 0 and gradient removed",
+    "keep_zero_tokens": "not kept, A = 0 included",
+    "keep_zero_advantage_zero_tokens": "not kept and A = 0",
+    "exceed": "beyond delta in either direction, whatever A",
+    "exceed_dropped": "beyond delta, A != 0, in the advantage's direction: what the rule drops",
+    "exceed_dropped_positive": "beyond delta, A > 0, upwards: what the rule drops",
+    "exceed_dropped_negative": "beyond delta, A < 0, downwards: what the rule drops",
+    "exceed_restoring": "beyond delta, A != 0, coming back",
+    "exceed_zero_advantage": "beyond delta and A = 0",
     "ppo_counterfactual_tokens": "PPO's ratio clip would remove it: definition (a), A != 0",
     "ppo_counterfactual_with_zero_advantage_tokens": "the same with A = 0 counted as A < 0: (c)",
     "ppo_two_sided_tokens": "ratio outside the bounds on either side, whatever A: (b)",
-    "ratio_cap_hits": "ratio above the cap",
-    "ratio_cap_hits_kept": "ratio above the cap, A != 0 and kept: the cap changed a gradient",
+    "cap_hits": "ratio above the cap",
+    "nonfinite_tokens": "trained tokens with a number that is not finite: 0, since they are refused",
+    "cap_hits_kept": "ratio above the cap, A != 0 and kept: the cap changed a gradient",
     **{
         f"prob_bin_{index}_{name}": f"{name} with sampling probability in bin {index}"
         for index in range(BINS)
@@ -72,15 +74,14 @@ COUNTS: dict[str, str] = {
 """Count columns (int64) and what each counts."""
 
 FRACTIONS: dict[str, Fraction] = {
-    "masked_token_fraction": Fraction("masked_tokens", "loss_tokens"),
-    "masked_nonzero_adv_fraction": Fraction("masked_tokens", "nonzero_advantage_tokens"),
+    "masked_fraction": Fraction("masked_tokens", "loss_tokens"),
+    "keep_zero_fraction": Fraction("keep_zero_tokens", "loss_tokens"),
+    "masked_fraction_nonzero": Fraction("masked_tokens", "nonzero_advantage_tokens"),
     "pg_clipfrac_srl": Fraction("masked_tokens", "nonzero_advantage_tokens", VERL_EPSILON),
-    "pg_clipfrac_lower_srl": Fraction(
-        "removed_nonzero_grad_neg", "nonzero_advantage_tokens", VERL_EPSILON
-    ),
-    "pg_clipfrac_verl": Fraction("not_kept_tokens", "loss_tokens", VERL_EPSILON),
-    "exceed_delta_fraction": Fraction("exceed_delta_tokens", "loss_tokens"),
-    "ppo_counterfactual_clip_fraction": Fraction("ppo_counterfactual_tokens", "loss_tokens"),
+    "pg_clipfrac_lower_srl": Fraction("removed_negative", "nonzero_advantage_tokens", VERL_EPSILON),
+    "pg_clipfrac_verl": Fraction("keep_zero_tokens", "loss_tokens", VERL_EPSILON),
+    "exceed_fraction": Fraction("exceed", "loss_tokens"),
+    "ppo_counterfactual_fraction": Fraction("ppo_counterfactual_tokens", "loss_tokens"),
     "ppo_two_sided_fraction": Fraction("ppo_two_sided_tokens", "loss_tokens"),
 }
 """Fraction columns (float64), null where the denominator is 0."""
@@ -88,16 +89,16 @@ FRACTIONS: dict[str, Fraction] = {
 SIGNED_QUANTILES = {"q01": 0.01, "q10": 0.1, "q90": 0.9, "q99": 0.99}
 ABSOLUTE_QUANTILES = {"q50": 0.5, "q90": 0.9, "q99": 0.99}
 QUANTILES: tuple[str, ...] = (
-    *(f"policy_drift_p_{name}" for name in SIGNED_QUANTILES),
-    *(f"policy_drift_abs_p_{name}" for name in ABSOLUTE_QUANTILES),
+    *(f"drift_{name}" for name in SIGNED_QUANTILES),
+    *(f"drift_abs_{name}" for name in ABSOLUTE_QUANTILES),
 )
 """Quantile columns (float64) of p_current - p_sampler and of its absolute value."""
 
-MEANS = ("policy_drift_p_mean", "policy_drift_abs_p_mean", "log_ratio_mean")
+MEANS = ("drift_mean", "drift_abs_mean", "ratio_mean", "log_ratio_mean")
 """Means over the trained tokens (float64)."""
 
-MAXIMA = ("policy_drift_p_max", "policy_drift_abs_p_max", "log_ratio_abs_max", "prob_ratio_max")
-MINIMA = ("policy_drift_p_min",)
+MAXIMA = ("drift_max", "drift_abs_max", "log_ratio_abs_max", "ratio_max")
+MINIMA = ("drift_min",)
 
 COLUMNS: tuple[str, ...] = (*COUNTS, *FRACTIONS, *QUANTILES, *MEANS, *MAXIMA, *MINIMA)
 """Every name that ``token_diagnostics`` returns, in order."""
@@ -163,7 +164,7 @@ def token_diagnostics(tokens: TokenArrays, *, settings: DiagnosticSettings) -> D
     """Count, divide and describe the trained tokens of one update (or of a pool).
 
     p is the probability under the policy *before* the optimizer step, q the sampling probability.
-    The identity ``exceed = dropped_pos + dropped_neg + restoring + zero_advantage`` always holds.
+    The identity ``exceed = exceed_dropped + exceed_restoring + exceed_zero_advantage`` always holds.
 
     Args:
         tokens: trained tokens.
@@ -189,8 +190,8 @@ def token_diagnostics(tokens: TokenArrays, *, settings: DiagnosticSettings) -> D
         record |= exceedance_counts(up_N, down_N, signs)
     if settings.ratio_cap is not None:
         capped_N = np.exp(np.minimum(log_ratio_N, LOG_RATIO_LIMIT_NATS)) > settings.ratio_cap
-        record["ratio_cap_hits"] = count(capped_N)
-        record["ratio_cap_hits_kept"] = count(capped_N & tokens.keep_N & (signs != 0))
+        record["cap_hits"] = count(capped_N)
+        record["cap_hits_kept"] = count(capped_N & tokens.keep_N & (signs != 0))
     masked_N = ~tokens.keep_N & (signs != 0)
     record |= bin_counts(q_N, masked_N=masked_N, exceed_N=exceed_N, ppo_N=ppo_N)
     record |= fractions(record)
@@ -198,7 +199,8 @@ def token_diagnostics(tokens: TokenArrays, *, settings: DiagnosticSettings) -> D
         record |= drift_figures(p_N - q_N)
         record["log_ratio_mean"] = float(log_ratio_N.mean())
         record["log_ratio_abs_max"] = float(np.abs(log_ratio_N).max())
-        record["prob_ratio_max"] = float(ratio_N.max())
+        record["ratio_mean"] = float(ratio_N.mean())
+        record["ratio_max"] = float(ratio_N.max())
     return record
 
 
@@ -214,14 +216,15 @@ def decision_counts(tokens: TokenArrays, signs_N: Floats) -> DiagnosticRecord:
     negative = count(not_kept_N & (signs_N < 0))
     return {
         "loss_tokens": len(tokens),
+        "nonfinite_tokens": 0,
         "nonzero_advantage_tokens": count(signs_N != 0),
         "positive_advantage_tokens": count(signs_N > 0),
         "negative_advantage_tokens": count(signs_N < 0),
         "masked_tokens": positive + negative,
-        "removed_nonzero_grad_pos": positive,
-        "removed_nonzero_grad_neg": negative,
-        "not_kept_tokens": count(not_kept_N),
-        "not_kept_zero_advantage_tokens": count(not_kept_N & (signs_N == 0)),
+        "removed_positive": positive,
+        "removed_negative": negative,
+        "keep_zero_tokens": count(not_kept_N),
+        "keep_zero_advantage_zero_tokens": count(not_kept_N & (signs_N == 0)),
     }
 
 
@@ -272,11 +275,12 @@ def exceedance_counts(up_N: Bools, down_N: Bools, signs_N: Floats) -> Diagnostic
     dropped_pos_N, dropped_neg_N = up_N & (signs_N > 0), down_N & (signs_N < 0)
     restoring_N = exceed_N & (signs_N != 0) & ~dropped_pos_N & ~dropped_neg_N
     return {
-        "exceed_delta_tokens": count(exceed_N),
-        "exceed_delta_dropped_pos": count(dropped_pos_N),
-        "exceed_delta_dropped_neg": count(dropped_neg_N),
-        "exceed_delta_restoring_tokens": count(restoring_N),
-        "exceed_delta_zero_advantage_tokens": count(exceed_N & (signs_N == 0)),
+        "exceed": count(exceed_N),
+        "exceed_dropped": count(dropped_pos_N | dropped_neg_N),
+        "exceed_dropped_positive": count(dropped_pos_N),
+        "exceed_dropped_negative": count(dropped_neg_N),
+        "exceed_restoring": count(restoring_N),
+        "exceed_zero_advantage": count(exceed_N & (signs_N == 0)),
     }
 
 
@@ -314,17 +318,17 @@ def drift_figures(difference_N: Floats) -> DiagnosticRecord:
     signed = np.quantile(difference_N, list(SIGNED_QUANTILES.values()), method=QUANTILE_METHOD)
     tails = np.quantile(absolute_N, list(ABSOLUTE_QUANTILES.values()), method=QUANTILE_METHOD)
     return {
-        "policy_drift_p_mean": float(difference_N.mean()),
-        "policy_drift_p_min": float(difference_N.min()),
-        "policy_drift_p_max": float(difference_N.max()),
-        "policy_drift_abs_p_mean": float(absolute_N.mean()),
-        "policy_drift_abs_p_max": float(absolute_N.max()),
+        "drift_mean": float(difference_N.mean()),
+        "drift_min": float(difference_N.min()),
+        "drift_max": float(difference_N.max()),
+        "drift_abs_mean": float(absolute_N.mean()),
+        "drift_abs_max": float(absolute_N.max()),
         **{
-            f"policy_drift_p_{name}": float(value)
+            f"drift_{name}": float(value)
             for name, value in zip(SIGNED_QUANTILES, signed, strict=True)
         },
         **{
-            f"policy_drift_abs_p_{name}": float(value)
+            f"drift_abs_{name}": float(value)
             for name, value in zip(ABSOLUTE_QUANTILES, tails, strict=True)
         },
     }
@@ -392,15 +396,15 @@ def record_figures(pooled: Mapping[str, Any], *, prefix: str) -> DiagnosticRecor
     """
     names = {
         "n_loss_tokens": "loss_tokens",
-        "dppo_masked_token_fraction": "masked_token_fraction",
-        "dppo_masked_nonzero_adv_fraction": "masked_nonzero_adv_fraction",
-        "removed_nonzero_grad_pos": "removed_nonzero_grad_pos",
-        "removed_nonzero_grad_neg": "removed_nonzero_grad_neg",
-        "abs_drift_gt_delta_tokens": "exceed_delta_tokens",
-        "ppo_counterfactual_clip_fraction": "ppo_counterfactual_clip_fraction",
-        "policy_drift_abs_p_q90": "policy_drift_abs_p_q90",
-        "policy_drift_abs_p_q99": "policy_drift_abs_p_q99",
-        "policy_drift_abs_p_max": "policy_drift_abs_p_max",
-        "ratio_cap_hits": "ratio_cap_hits",
+        "dppo_masked_token_fraction": "masked_fraction",
+        "dppo_masked_nonzero_adv_fraction": "masked_fraction_nonzero",
+        "removed_nonzero_grad_pos": "removed_positive",
+        "removed_nonzero_grad_neg": "removed_negative",
+        "abs_drift_gt_delta_tokens": "exceed",
+        "ppo_counterfactual_clip_fraction": "ppo_counterfactual_fraction",
+        "policy_drift_abs_p_q90": "drift_abs_q90",
+        "policy_drift_abs_p_q99": "drift_abs_q99",
+        "policy_drift_abs_p_max": "drift_abs_max",
+        "ratio_cap_hits": "cap_hits",
     }
     return {f"{prefix}_{name}": pooled[column] for name, column in names.items()}

@@ -23,7 +23,7 @@ class DppoTerms(NamedTuple):
 
     per_token_T: Tensor
     keep_T: Tensor
-    log_ratio_T: Tensor
+    ratio_T: Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ def dppo_loss(target_logprobs_T: Tensor, inputs: LossInputs, *, settings: Dppo) 
     return summed(
         terms.per_token_T,
         keep_T=terms.keep_T,
-        log_ratio_T=terms.log_ratio_T,
+        ratio_T=terms.ratio_T,
         loss_mask_T=inputs.loss_mask_T,
     )
 
@@ -111,4 +111,4 @@ def dppo_terms(target_logprobs_T: Tensor, inputs: LossInputs, *, settings: Dppo)
     if settings.ratio_cap is not None:
         ratio_T = ratio_T.clamp(max=settings.ratio_cap)
     per_token_T = -advantages_T * ratio_T * keep_T * target_T
-    return DppoTerms(per_token_T, keep_T, log_ratio_T)
+    return DppoTerms(per_token_T, keep_T, ratio_T)

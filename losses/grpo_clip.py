@@ -22,7 +22,7 @@ class ClipTerms(NamedTuple):
 
     per_token_T: Tensor
     keep_T: Tensor
-    log_ratio_T: Tensor
+    ratio_T: Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,7 @@ def grpo_clip_loss(
     return summed(
         terms.per_token_T,
         keep_T=terms.keep_T,
-        log_ratio_T=terms.log_ratio_T,
+        ratio_T=terms.ratio_T,
         loss_mask_T=inputs.loss_mask_T,
     )
 
@@ -123,7 +123,13 @@ def clip_terms(target_logprobs_T: Tensor, inputs: LossInputs, *, settings: GrpoC
     per_token_T = torch.where(follows_T, live_T, bounded_T)
     if inputs.weights_T is not None:
         per_token_T = per_token_T * on_mask(inputs.weights_T, mask_T, dtype=dtype)
-    return ClipTerms(per_token_T, ~removed_T, raw_T)
+    return ClipTerms(per_token_T, ~removed_T, limited_ratio(raw_T.detach(), settings=settings))
+
+
+def limited_ratio(raw_T: Tensor, *, settings: GrpoClip) -> Tensor:
+    """Return exp of the log-ratio, held within the limit if there is one."""
+    limit = settings.log_ratio_limit_nats
+    return torch.exp(raw_T if limit is None else raw_T.clamp(min=-limit, max=limit))
 
 
 def bounded_terms(
@@ -131,7 +137,7 @@ def bounded_terms(
 ) -> tuple[Tensor, Tensor]:
     """Return the value of every term with all bounds applied, and which terms a bound holds."""
     limit = settings.log_ratio_limit_nats
-    ratio_T = torch.exp(raw_T if limit is None else raw_T.clamp(min=-limit, max=limit))
+    ratio_T = limited_ratio(raw_T, settings=settings)
     plain_T = -ratio_T * advantages_T
     clipped_T = -ratio_T.clamp(settings.clip_low_threshold, settings.clip_high_threshold)
     clipped_T = clipped_T * advantages_T

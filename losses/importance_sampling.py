@@ -43,7 +43,9 @@ def importance_sampling_loss(target_logprobs_T: Tensor, inputs: LossInputs) -> L
     per_token_T = -torch.exp(followed_T) * advantages_T
     if inputs.weights_T is not None:
         per_token_T = per_token_T * on_mask(inputs.weights_T, mask_T, dtype=dtype)
-    return summed(per_token_T, keep_T=mask_T, log_ratio_T=log_ratio_T, loss_mask_T=mask_T)
+    return summed(
+        per_token_T, keep_T=mask_T, ratio_T=torch.exp(log_ratio_T.detach()), loss_mask_T=mask_T
+    )
 
 
 @dataclass(frozen=True, slots=True)

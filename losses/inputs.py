@@ -47,7 +47,8 @@ class LossOutput:
     keep_T: Tensor
     """[T] bool; False off the mask and where the loss removes the token's gradient."""
     prob_ratio_T: Tensor
-    """[T] exp(target - sampling) before any cap, without gradient; 1 off the mask."""
+    """[T] what the term was weighted with: exp(target - anchor) after any cap, without gradient.
+    1 off the mask and where the loss uses no ratio."""
     loss_tokens: int
     """Tokens under the mask; 0 states that this loss is empty rather than balanced."""
 
@@ -100,12 +101,22 @@ def require_finite(name: str, value: Tensor, loss_mask_T: Tensor) -> None:
         raise LossInputError(message)
 
 
-def check_inputs(target_logprobs_T: Tensor, inputs: LossInputs) -> None:
+def check_inputs(target_logprobs_T: Tensor, inputs: LossInputs, *, dims: int = 1) -> None:
     """Check shapes, the mask's type and finiteness under the mask, before any arithmetic.
+
+    Args:
+        target_logprobs_T: [T] nats, or [T, K] with ``dims`` 2.
+        inputs: the rest.
+        dims: axes that the target must have.
 
     Raises:
         LossInputError: on the first field that does not fit.
     """
+    if target_logprobs_T.dim() != dims:
+        message = f"target_logprobs: shape {tuple(target_logprobs_T.shape)}; expected " + (
+            "[T]" if dims == 1 else "[T, K]"
+        )
+        raise LossInputError(message)
     shape = (int(target_logprobs_T.shape[0]),)
     require_shape("loss_mask_T", inputs.loss_mask_T, shape)
     if inputs.loss_mask_T.dtype != torch.bool:
@@ -144,7 +155,7 @@ def on_mask(value: Tensor, loss_mask_T: Tensor, *, dtype: torch.dtype, fill: flo
 
 
 def summed(
-    per_token_T: Tensor, *, keep_T: Tensor, log_ratio_T: Tensor, loss_mask_T: Tensor
+    per_token_T: Tensor, *, keep_T: Tensor, ratio_T: Tensor, loss_mask_T: Tensor
 ) -> LossOutput:
     """Zero the terms off the mask, sum them and pack the result."""
     terms_T = torch.where(loss_mask_T, per_token_T, torch.zeros_like(per_token_T))
@@ -152,6 +163,6 @@ def summed(
         loss=terms_T.sum(),
         per_token_T=terms_T,
         keep_T=keep_T & loss_mask_T,
-        prob_ratio_T=torch.exp(log_ratio_T.detach()),
+        prob_ratio_T=ratio_T.detach(),
         loss_tokens=int(loss_mask_T.sum()),
     )

@@ -137,7 +137,7 @@ def check_datum(index: int, target_T: Tensor, inputs: LossInputs) -> None:
         LossInputError: names the datum and the field.
     """
     try:
-        check_inputs(target_T, inputs)
+        check_inputs(target_T, inputs, dims=target_T.dim())
     except LossInputError as error:
         message = f"datum {index}: {error}"
         raise LossInputError(message) from error

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias, cast
 from losses.anchors import ANCHORS, Anchor
 from losses.cispo import Cispo
 from losses.dppo import Dppo
-from losses.dppo_rule import Divergence, DppoRule
+from losses.dppo_rule import TOPK_DIVERGENCES, Divergence, DppoRule
 from losses.errors import LossConfigError
 from losses.grpo_clip import GrpoClip
 from losses.importance_sampling import ImportanceSampling
@@ -109,14 +109,25 @@ def build_grpo_clip(fields: LossFields) -> TokenLoss:
 
 
 def build_dppo(fields: LossFields) -> TokenLoss:
-    """Build ``dppo``."""
-    fields.check_names(("divergence", "anchor", "delta_low", "delta_high", "ratio_cap"))
+    """Build ``dppo``; ``top_k`` is how many tokens the caller's divergence is taken over.
+
+    Raises:
+        LossConfigError: if ``top_k`` is missing for a top-K divergence or given for another.
+    """
+    fields.check_names(("divergence", "anchor", "delta_low", "delta_high", "ratio_cap"), ("top_k",))
     rule = DppoRule(
         divergence=cast("Divergence", fields.text("divergence")),
         anchor=fields.anchor(),
         delta_low=fields.number_or_none("delta_low"),
         delta_high=fields.number_or_none("delta_high"),
     )
+    top_k = fields.config.get("top_k")
+    if (rule.divergence in TOPK_DIVERGENCES) != (top_k is not None):
+        wanted = "a whole number" if rule.divergence in TOPK_DIVERGENCES else "null"
+        message = (
+            f"loss 'dppo': top_k: {top_k!r} with divergence {rule.divergence!r}; expected {wanted}"
+        )
+        raise LossConfigError(message)
     return Dppo(rule=rule, ratio_cap=fields.number_or_none("ratio_cap"))
 
 
@@ -129,16 +140,32 @@ def build_cispo(fields: LossFields) -> TokenLoss:
     )
 
 
-def build_sdpo_token_level(fields: LossFields) -> TokenLoss:
-    """Build ``sdpo_token_level``."""
-    fields.check_names(("is_clip", "anchor"))
-    return SdpoTokenLevel(is_clip=fields.number_or_none("is_clip"), anchor=fields.anchor())
+def build_sdpo_token(fields: LossFields) -> TokenLoss:
+    """Build ``sdpo_token``."""
+    fields.check_names(("is_clip",), ("anchor",))
+    return SdpoTokenLevel(
+        is_clip=fields.number_or_none("is_clip"), anchor=fields.anchor("sampling")
+    )
 
 
 def build_sdpo_logit(fields: LossFields) -> TokenLoss:
-    """Build ``sdpo_logit``."""
-    fields.check_names(("alpha", "support"))
-    return SdpoLogit(alpha=fields.number("alpha"), support=cast("Support", fields.text("support")))
+    """Build ``sdpo_logit``; ``top_k`` null means that the K tokens are the whole vocabulary.
+
+    Raises:
+        LossConfigError: if ``add_tail`` is neither true nor false.
+    """
+    fields.check_names(("alpha", "top_k", "add_tail", "is_clip"), ("anchor",))
+    add_tail = fields.config.get("add_tail")
+    if not isinstance(add_tail, bool):
+        message = f"loss 'sdpo_logit': add_tail: {add_tail!r}; expected true or false"
+        raise LossConfigError(message)
+    support: Support = "topk_tail" if add_tail else "topk_renormalised"
+    return SdpoLogit(
+        alpha=fields.number("alpha"),
+        support="full" if fields.config.get("top_k") is None else support,
+        is_clip=fields.number_or_none("is_clip"),
+        anchor=fields.anchor("sampling"),
+    )
 
 
 BUILDERS: dict[str, Builder] = {
@@ -146,7 +173,7 @@ BUILDERS: dict[str, Builder] = {
     "grpo_clip": build_grpo_clip,
     "dppo": build_dppo,
     "cispo": build_cispo,
-    "sdpo_token_level": build_sdpo_token_level,
+    "sdpo_token": build_sdpo_token,
     "sdpo_logit": build_sdpo_logit,
 }
 KINDS: tuple[str, ...] = tuple(BUILDERS)

@@ -4,12 +4,14 @@ Shape legend: T targets of one sequence, K support tokens (the whole vocabulary,
 top K).
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
 
+from losses.anchors import Anchor, anchor_logprobs
 from losses.errors import LossConfigError
 from losses.inputs import (
     LossInputs,
@@ -22,6 +24,7 @@ from losses.inputs import (
     require_shape,
     summed,
 )
+from losses.sdpo_token_level import importance_weight
 
 Support: TypeAlias = Literal["full", "topk_tail", "topk_renormalised"]
 """``full``: K is the vocabulary. ``topk_tail``: a bucket holds the rest of each side's mass.
@@ -44,6 +47,11 @@ class SdpoLogit:
     """0: KL(teacher || student). 1: KL(student || teacher). Between: generalised Jensen-Shannon."""
     support: Support
     """What the K log-probabilities are."""
+    is_clip: float | None = None
+    """Cap of the importance weight exp(student - anchor) of the sampled token; None for none. With
+    it the target has one more column, the sampled token, which gets no gradient."""
+    anchor: Anchor = "sampling"
+    """What the importance weight is taken against."""
 
     def __post_init__(self) -> None:
         """Refuse an alpha that is no mixture weight, and an unknown support."""
@@ -52,6 +60,9 @@ class SdpoLogit:
             raise LossConfigError(message)
         if self.support not in SUPPORTS:
             message = f"support: {self.support!r}; expected one of {list(SUPPORTS)}"
+            raise LossConfigError(message)
+        if self.is_clip is not None and not self.is_clip > 0.0:
+            message = f"is_clip: {self.is_clip}; expected a number > 0 or null"
             raise LossConfigError(message)
 
     def __call__(self, target_logprobs_T: Tensor, inputs: LossInputs) -> LossOutput:
@@ -65,17 +76,18 @@ def sdpo_logit_loss(
     """Sum the distillation divergence over the trained positions of one sequence.
 
     Both sides are given on the same K tokens, the student's choice. The two end points of alpha are
-    the plain KL divergences, not limits of the Jensen-Shannon form, which tends to 0 there.
-    ``weights_T`` carries the capped importance weight and the rollout correction, if any; the
+    the plain KL divergences, not limits of the Jensen-Shannon form, which tends to 0 there. The
+    capped importance weight of the sampled token and ``weights_T`` multiply a position's term; the
     rewards' advantages are not used.
 
     Args:
-        student_logprobs_TK: [T, K] nats; carries the gradient.
-        inputs: ``teacher_logprobs_TK`` and the mask; ``sampling_logprobs_T`` is not used.
-        settings: alpha and support.
+        student_logprobs_TK: [T, K] nats; carries the gradient. [T, K + 1] with ``is_clip``, the
+            last column being the sampled token.
+        inputs: ``teacher_logprobs_TK`` ([T, K]) and the mask; the anchor with ``is_clip``.
+        settings: alpha, support and importance weight.
 
     Returns:
-        The sum in nats; ``keep_T`` equals the mask and ``prob_ratio_T`` is 1.
+        The sum in nats; ``keep_T`` equals the mask.
 
     Raises:
         LossInputError: if a field is missing or does not fit.
@@ -86,23 +98,26 @@ def sdpo_logit_loss(
     teacher_TK = require_field(
         "teacher_logprobs_TK", inputs.teacher_logprobs_TK, purpose="needed by logit-level SDPO"
     )
-    require_shape("teacher_logprobs_TK", teacher_TK, tuple(student_logprobs_TK.shape))
-    check_inputs(student_logprobs_TK, inputs)
+    columns = teacher_TK.shape[1] + (settings.is_clip is not None)
+    require_shape("target_logprobs", student_logprobs_TK, (teacher_TK.shape[0], columns))
+    check_inputs(student_logprobs_TK, inputs, dims=2)
     require_finite("teacher_logprobs_TK", teacher_TK, inputs.loss_mask_T)
     mask_T = inputs.loss_mask_T
     dtype = compute_dtype(student_logprobs_TK)
     # Off the mask both sides are one uniform distribution, whose divergence and slope are finite.
-    uniform = -float(torch.log(torch.tensor(float(student_logprobs_TK.shape[1] + 1))))
-    per_token_T = divergence(
-        on_mask(student_logprobs_TK, mask_T, dtype=dtype, fill=uniform),
-        on_mask(teacher_TK, mask_T, dtype=dtype, fill=uniform),
-        settings=settings,
+    uniform = -math.log(teacher_TK.shape[1] + 1)
+    student_TK = on_mask(student_logprobs_TK, mask_T, dtype=dtype, fill=uniform)
+    ratio_T = torch.ones_like(student_TK[:, 0]).detach()
+    if settings.is_clip is not None:
+        anchor_T = on_mask(anchor_logprobs(inputs, settings.anchor), mask_T, dtype=dtype)
+        sampled_T, student_TK = student_TK[:, -1], student_TK[:, :-1]
+        ratio_T = importance_weight(sampled_T, anchor_T, is_clip=settings.is_clip)
+    per_token_T = ratio_T * divergence(
+        student_TK, on_mask(teacher_TK, mask_T, dtype=dtype, fill=uniform), settings=settings
     )
     if inputs.weights_T is not None:
         per_token_T = per_token_T * on_mask(inputs.weights_T, mask_T, dtype=dtype)
-    return summed(
-        per_token_T, keep_T=mask_T, log_ratio_T=torch.zeros_like(per_token_T), loss_mask_T=mask_T
-    )
+    return summed(per_token_T, keep_T=mask_T, ratio_T=ratio_T, loss_mask_T=mask_T)
 
 
 def divergence(student_TK: Tensor, teacher_TK: Tensor, *, settings: SdpoLogit) -> Tensor:

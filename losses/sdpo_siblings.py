@@ -10,8 +10,9 @@ from typing import Literal, TypeAlias
 
 from losses.errors import LossConfigError, LossInputError
 
-SiblingChoice: TypeAlias = Literal["first", "best"]
-"""``first`` success of the group in batch order, or the ``best``, ties to the lower index."""
+SiblingChoice: TypeAlias = Literal["first", "best", "none"]
+"""``first`` success of the group in batch order; the ``best``, ties to the lower index; or
+``none``: no demonstration is shown."""
 
 THINKING = re.compile(r"<think>.*?</think>\s*", flags=re.DOTALL)
 
@@ -36,8 +37,8 @@ class SiblingRule:
         Raises:
             LossConfigError: if ``choice`` is unknown.
         """
-        if self.choice not in ("first", "best"):
-            message = f"choice: {self.choice!r}; expected one of ['first', 'best']"
+        if self.choice not in ("first", "best", "none"):
+            message = f"choice: {self.choice!r}; expected one of ['first', 'best', 'none']"
             raise LossConfigError(message)
 
 
@@ -83,7 +84,7 @@ def demonstration_indices(
         raise LossInputError(message)
     successes: dict[Hashable, list[int]] = {group: [] for group in groups}
     for index, (group, score) in enumerate(zip(groups, scores, strict=True)):
-        if score >= rule.success_threshold:
+        if score >= rule.success_threshold and rule.choice != "none":
             successes[group].append(index)
     if rule.choice == "best":
         for candidates in successes.values():

@@ -34,7 +34,7 @@ class SdpoTokenLevel:
 
     is_clip: float | None
     """Cap of the importance weight exp(student - anchor); None for no importance weight."""
-    anchor: Anchor
+    anchor: Anchor = "sampling"
     """What the importance weight is taken against."""
 
     def __post_init__(self) -> None:
@@ -95,8 +95,8 @@ def sdpo_token_level_loss(
     )
     student_T = on_mask(target_logprobs_T, mask_T, dtype=dtype)
     anchor_T = on_mask(anchor_logprobs(inputs, settings.anchor), mask_T, dtype=dtype)
-    per_token_T = (student_T - teacher_T).detach() * student_T
-    per_token_T = per_token_T * importance_weight(student_T, anchor_T, is_clip=settings.is_clip)
+    ratio_T = importance_weight(student_T, anchor_T, is_clip=settings.is_clip)
+    per_token_T = (student_T - teacher_T).detach() * student_T * ratio_T
     if inputs.weights_T is not None:
         per_token_T = per_token_T * on_mask(inputs.weights_T, mask_T, dtype=dtype)
-    return summed(per_token_T, keep_T=mask_T, log_ratio_T=student_T - anchor_T, loss_mask_T=mask_T)
+    return summed(per_token_T, keep_T=mask_T, ratio_T=ratio_T, loss_mask_T=mask_T)
