@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import tinker
 from tinker.lib.public_interfaces.api_future import APIFuture
 from tinker.lib.retry_handler import RetryConfig
+from tinker.types.optimizer import OptimizerConfigBase
 
 from tasks.clock import Clock, SystemClock
 from tasks.failures import (
     CapacityBlocked,
     Failure,
-    FailureKind,
     ModelLost,
     PermanentServiceError,
     ServiceError,
@@ -60,6 +60,9 @@ class LoraSettings:
     train_attn: bool = True
     train_mlp: bool = True
     train_unembed: bool = False
+    optimizer: Mapping[str, float] | None = None
+    """Hyperparameters that the service is asked to hold for the model's lifetime, so that it can
+    report them before the first step. Only the embedded service knows how to."""
 
 
 class Service:
@@ -147,6 +150,7 @@ class Service:
                 train_attn=lora.train_attn,
                 train_unembed=lora.train_unembed,
                 user_metadata={"label": label},
+                **_held(lora.optimizer),
             )
 
         return await self._open_trainer(f"create training client {label}", make)
@@ -277,6 +281,8 @@ def _finished(made: Any) -> Any:
     return made.result() if isinstance(made, APIFuture) else made
 
 
-def unavailable(failure: Failure) -> bool:
-    """Whether a failure is the service's absence rather than a refusal of what was asked."""
-    return failure.kind in (FailureKind.CAPACITY, FailureKind.OUTAGE)
+def _held(optimizer: Mapping[str, float] | None) -> dict[str, Any]:
+    if optimizer is None:
+        return {}
+    settings: dict[str, Any] = dict(optimizer)
+    return {"optimizer": OptimizerConfigBase(type="adamw", **settings)}

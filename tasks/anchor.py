@@ -1,0 +1,63 @@
+"""The sampling weights' log-probabilities as the trainer computes them, for losses that need them.
+
+They are computed once, before the first update of a rollout step, and kept: later updates and
+replays use the same numbers.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+
+import numpy as np
+
+from evidence.store import encode_segment
+from tasks.arms import ArmPlan
+from tasks.context import RunContext
+from tasks.datums import Floats, TrainedSequence, datum_of, sequences_of
+from tasks.minibatch import Minibatch
+from tasks.trainer import Trainer
+
+
+def needs_anchor(arm: ArmPlan) -> bool:
+    """Whether the arm's loss compares with recomputed log-probabilities."""
+    return arm.loss is not None and arm.loss.get("anchor") == "recompute"
+
+
+async def recomputed_logprobs(
+    ctx: RunContext, arm: ArmPlan, phase: str, minibatch: Minibatch, trainer: Trainer
+) -> list[Floats] | None:
+    """Log-probabilities of the minibatch's targets under the weights that sampled, or None.
+
+    The caller's client holds these weights when the first minibatch of the step is about to be
+    trained; from then on the kept numbers are read.
+    """
+    if not needs_anchor(arm):
+        return None
+    path = _path(arm, phase, minibatch.step)
+    everything = sequences_of(ctx.run.read_arrow("tokens", key=(arm.name, phase, minibatch.step)))
+    if not ctx.run.store.exists(path):
+        answers = await trainer.forward([datum_of(sequence) for sequence in everything])
+        sink = io.BytesIO()
+        np.save(sink, np.concatenate(answers).astype(np.float32), allow_pickle=False)
+        ctx.run.write_bytes(path, sink.getvalue())
+    kept = np.load(io.BytesIO(ctx.run.read_bytes(path)), allow_pickle=False)
+    return _of_minibatch(kept.astype(np.float64), everything, minibatch.sequences)
+
+
+def _of_minibatch(
+    kept: Floats, everything: Sequence[TrainedSequence], wanted: Sequence[TrainedSequence]
+) -> list[Floats]:
+    ends = np.cumsum([len(sequence.targets) for sequence in everything])
+    parts = dict(
+        zip(
+            [(sequence.group, sequence.sample) for sequence in everything],
+            np.split(kept, ends[:-1]),
+            strict=True,
+        )
+    )
+    return [parts[sequence.group, sequence.sample] for sequence in wanted]
+
+
+def _path(arm: ArmPlan, phase: str, step: int) -> str:
+    return f"recomputed/{encode_segment(arm.name, field='arm')}/{phase}/{step:06d}.npy"

@@ -1,0 +1,139 @@
+"""From table rows to what the service is sent, and back: the only place that knows the wire keys.
+
+A sequence of L tokens becomes L - 1 targets: the input is all tokens but the last, the targets are
+all but the first, and every per-token array drops its first element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tinker
+import torch
+from numpy.typing import NDArray
+
+from losses.inputs import LossInputs
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedSequence:
+    """One stored sequence of L tokens, as an update uses it.
+
+    Attributes:
+        group: its group within the rollout step.
+        sample: its place within the group.
+        tokens: [L] token ids.
+        loss_mask: [L] bool; sampled by the policy and trained.
+        sampling_logprobs: [L] nats, 0 off the mask; as returned with the sample.
+        advantages: [L] advantage of each token, 0 off the mask.
+    """
+
+    group: int
+    sample: int
+    tokens: NDArray[np.int64]
+    loss_mask: NDArray[np.bool_]
+    sampling_logprobs: Floats
+    advantages: Floats
+
+    @property
+    def targets(self) -> NDArray[np.int64]:
+        """[L - 1] target tokens."""
+        return self.tokens[1:]
+
+    @property
+    def loss_tokens(self) -> int:
+        """How many targets are trained on."""
+        return int(self.loss_mask[1:].sum())
+
+
+def sequences_of(table: Any) -> list[TrainedSequence]:
+    """Cut the Arrow table `tokens` of one rollout step into its sequences, in key order."""
+    columns = {
+        name: table.column(name).combine_chunks()
+        for name in (
+            *("group", "sample", "position", "token_id"),
+            *("loss_mask", "sampling_logprob", "advantage"),
+        )
+    }
+    group, sample = (columns[name].to_numpy() for name in ("group", "sample"))
+    if not len(group):
+        return []
+    starts = np.flatnonzero(np.r_[True, (np.diff(group) != 0) | (np.diff(sample) != 0)])
+    arrays = {
+        "tokens": columns["token_id"].to_numpy().astype(np.int64),
+        "loss_mask": columns["loss_mask"].to_numpy(zero_copy_only=False).astype(bool),
+        "sampling_logprobs": _floats(columns["sampling_logprob"]),
+        "advantages": _floats(columns["advantage"]),
+    }
+    ends = [*starts[1:], len(group)]
+    return [
+        TrainedSequence(
+            group=int(group[start]),
+            sample=int(sample[start]),
+            **{name: array[start:end] for name, array in arrays.items()},
+        )
+        for start, end in zip(starts, ends, strict=True)
+    ]
+
+
+def _floats(column: Any) -> Floats:
+    """A nullable column as float64, 0 where it is null."""
+    return np.asarray(column.fill_null(0.0).to_numpy(zero_copy_only=False), dtype=np.float64)
+
+
+def datum_of(sequence: TrainedSequence) -> tinker.Datum:
+    """What `forward` and `forward_backward_custom` are sent for a sequence."""
+    return _datum(sequence, {})
+
+
+def builtin_datum_of(sequence: TrainedSequence) -> tinker.Datum:
+    """What the built-in policy losses are sent; tokens off the mask have advantage 0."""
+    mask = sequence.loss_mask[1:]
+    return _datum(
+        sequence,
+        {
+            "logprobs": np.where(mask, sequence.sampling_logprobs[1:], 0.0).astype(np.float32),
+            "advantages": np.where(mask, sequence.advantages[1:], 0.0).astype(np.float32),
+        },
+    )
+
+
+def _datum(sequence: TrainedSequence, extra: dict[str, NDArray[np.float32]]) -> tinker.Datum:
+    inputs: dict[str, Any] = {"target_tokens": torch.from_numpy(sequence.targets.copy())}
+    inputs |= {name: torch.from_numpy(values) for name, values in extra.items()}
+    return tinker.Datum(
+        model_input=tinker.ModelInput.from_ints(sequence.tokens[:-1].tolist()),
+        loss_fn_inputs=inputs,
+    )
+
+
+def loss_inputs_of(sequence: TrainedSequence, anchor_logprobs: Floats | None = None) -> LossInputs:
+    """What a loss is given for the L - 1 targets of a sequence, in float64."""
+    return LossInputs(
+        sampling_logprobs_T=_tensor(sequence.sampling_logprobs[1:]),
+        advantages_T=_tensor(sequence.advantages[1:]),
+        loss_mask_T=torch.from_numpy(sequence.loss_mask[1:].copy()),
+        anchor_logprobs_T=None if anchor_logprobs is None else _tensor(anchor_logprobs),
+    )
+
+
+def _tensor(values: Floats) -> torch.Tensor:
+    return torch.from_numpy(np.array(values, dtype=np.float64))
+
+
+def minibatch_of(
+    sequences: Sequence[TrainedSequence], *, groups: int, minibatches: int, index: int
+) -> list[TrainedSequence]:
+    """The sequences of one of `minibatches` disjoint parts of complete groups.
+
+    Groups keep their order: part i holds groups i * groups / minibatches and those after it.
+    """
+    size = groups // minibatches
+    return [
+        sequence for sequence in sequences if index * size <= sequence.group < (index + 1) * size
+    ]

@@ -1,0 +1,246 @@
+"""One arm's training state: which weights are live, and how to get back to them.
+
+The history that counts is in the tables: update k of an arm is applied once, to the weights after
+update k - 1. What is live at the service is a copy of it. When the copy is lost, or it is not
+known whether a step was applied to it, it is dropped; the last checkpoint is loaded with its
+optimizer, and the stored updates after it are applied again. Nothing is ever sampled again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import numpy as np
+import tinker
+
+from tasks.anchor import recomputed_logprobs
+from tasks.arms import ArmPlan
+from tasks.context import RunContext
+from tasks.datums import datum_of
+from tasks.failures import Failure, FailureKind, ServiceError
+from tasks.minibatch import Minibatch, load_minibatch, write_update
+from tasks.openings import Openings
+from tasks.patience import Patience
+from tasks.sampling import ServiceSampler
+from tasks.trainer import Trainer
+
+T = TypeVar("T")
+
+
+class Learner:
+    """The live training client of one arm in one phase.
+
+    Args:
+        ctx: the run.
+        arm: the arm.
+        phase: ``train`` or ``pilot``.
+        init_uri: the full initialization checkpoint that every arm starts from.
+    """
+
+    def __init__(self, ctx: RunContext, arm: ArmPlan, *, phase: str, init_uri: str) -> None:
+        self.ctx, self.arm, self.phase = ctx, arm, phase
+        self._init_uri = init_uri
+        self._openings = Openings(ctx, arm.name, phase)
+        self._trainer: Trainer | None = None
+        self._version = 0
+        self._sampler: tuple[int, ServiceSampler] | None = None
+        self._lost: Patience | None = None
+
+    def version_of_step(self, step: int) -> int:
+        """Optimizer steps done before rollout step `step` is sampled."""
+        return step * self.ctx.execution.rollout.updates_per_step
+
+    @property
+    def trainer(self) -> Trainer | None:
+        """The live client, if there is one."""
+        return self._trainer
+
+    async def at(self, version: int) -> Trainer:
+        """The live client with exactly `version` updates applied; restores and replays if needed.
+
+        Raises:
+            ServiceError: a final one.
+        """
+
+        async def ready(trainer: Trainer) -> Trainer:
+            return trainer
+
+        return await self.do(version, "training client", ready)
+
+    async def do(self, version: int, what: str, operation: Callable[[Trainer], Awaitable[T]]) -> T:
+        """Run an operation on the client at a version; after a failure restore and run it again.
+
+        The operation must be safe to repeat on a restored client.
+        """
+        patience = self.ctx.service.patience()
+        while True:
+            patience.start()
+            try:
+                trainer = await self._advanced_to(version)
+                return await operation(trainer)
+            except ServiceError as error:
+                await self.drop()
+                if error.final or error.failure is None:
+                    raise
+                self._record_failure(what, error)
+                await patience.wait(error.failure, f"{what} of {self.arm.name}")
+
+    async def update(self, index: int) -> None:
+        """Apply update `index` to the live weights and keep its tables."""
+
+        async def apply(trainer: Trainer) -> None:
+            await self._apply(trainer, index)
+
+        await self.do(index, f"update {index}", apply)
+
+    async def sampler(self, version: int) -> ServiceSampler:
+        """A sampler of the weights after `version` updates."""
+        if self._sampler is not None and self._sampler[0] == version:
+            return self._sampler[1]
+
+        async def publish(trainer: Trainer) -> ServiceSampler:
+            return await trainer.publish(f"{self.arm.name}@{version}")
+
+        sampler = await self.do(version, f"sampler of version {version}", publish)
+        self._sampler = (version, sampler)
+        return sampler
+
+    async def lost(self, error: ServiceError) -> None:
+        """Take note that the service has forgotten this policy; the next use restores it.
+
+        Raises:
+            ServiceError: if it has been lost for as long as the policy waits.
+        """
+        await self.drop()
+        self._record_failure("policy lost", error)
+        self._lost = self._lost or self.ctx.service.patience()
+        failure = error.failure or Failure(FailureKind.LOST_MODEL, error.error)
+        await self._lost.wait(failure, f"policy of {self.arm.name}")
+
+    async def save(self, step: int) -> str:
+        """Keep weights and optimizer after rollout step `step`; returns the checkpoint's URI."""
+        version = self.version_of_step(step + 1)
+        name = f"{self.phase}-{version:06d}"
+
+        async def save(trainer: Trainer) -> str:
+            return await trainer.save(name)
+
+        uri = await self.do(version, f"checkpoint {name}", save)
+        self._lost = None
+        self.ctx.run.append(
+            "checkpoint",
+            arm=self.arm.name,
+            phase=self.phase,
+            step=step,
+            policy_version=version,
+            uri=uri,
+        )
+        return uri
+
+    async def publish_final(self, version: int) -> str:
+        """Publish the weights after `version` updates under a name; returns their URI."""
+        name = f"{self.phase}-sampler-{version:06d}"
+
+        async def publish(trainer: Trainer) -> str:
+            return await trainer.publish_named(name)
+
+        return await self.do(version, f"publish {name}", publish)
+
+    async def drop(self) -> None:
+        """Let the live client go; nothing is lost that counts."""
+        trainer, self._trainer, self._sampler = self._trainer, None, None
+        if trainer is not None:
+            await trainer.close()
+
+    async def _advanced_to(self, version: int) -> Trainer:
+        if self._trainer is None or self._version > version:
+            await self.drop()
+            await self._open(version)
+        trainer = self._trainer
+        if trainer is None:
+            raise RuntimeError(f"no client of {self.arm.name} after it was opened")
+        while self._version < version:
+            self.ctx.tell(
+                "replay",
+                f"update {self._version} again",
+                arm=self.arm.name,
+                done=self._version,
+                total=version,
+            )
+            await self._apply(trainer, self._version)
+        return trainer
+
+    async def _open(self, version: int) -> None:
+        """Load the newest checkpoint that holds no more than `version` updates."""
+        uri, contained = self._init_uri, 0
+        for event in self.ctx.run.events("checkpoint"):
+            mine = (event["arm"], event["phase"]) == (self.arm.name, self.phase)
+            if mine and contained < event["policy_version"] <= version:
+                uri, contained = event["uri"], event["policy_version"]
+        self._trainer = await self._openings.load(uri, contained, replayed=version - contained)
+        self._version = contained
+
+    async def _apply(self, trainer: Trainer, index: int) -> None:
+        """Send update `index` once. Intent is written before, the outcome after."""
+        minibatch = load_minibatch(self.ctx, self.arm, self.phase, index)
+        anchor = await recomputed_logprobs(self.ctx, self.arm, self.phase, minibatch, trainer)
+        loss = minibatch.custom_loss(anchor)
+        datums = [datum_of(sequence) for sequence in minibatch.sequences]
+        place = {"arm": self.arm.name, "phase": self.phase, "update": index}
+        self.ctx.run.append("step_intent", **place, model_id=trainer.info.model_id)
+        answer = await trainer.step(datums, loss, self.ctx.adam)
+        if answer.loss_error is not None:
+            self.ctx.run.append("step_outcome", **place, outcome="unknown")
+            raise answer.loss_error
+        how = "applied"
+        if answer.step_error is not None:
+            how = await self._decide(trainer, datums, loss.logprobs, answer.step_error)
+        self.ctx.run.append("step_outcome", **place, outcome=how)
+        if not how.startswith("applied"):
+            raise answer.step_error or RuntimeError(how)
+        self._version = index + 1
+        self._keep(minibatch, loss)
+
+    def _keep(self, minibatch: Minibatch, loss: Any) -> None:
+        if write_update(self.ctx, self.arm, self.phase, minibatch, loss) and self.phase == "train":
+            self.ctx.step_completed()
+
+    async def _decide(
+        self,
+        trainer: Trainer,
+        datums: list[tinker.Datum],
+        before: list[np.ndarray[Any, Any]],
+        error: Exception,
+    ) -> str:
+        """Decide whether a step landed: score its own minibatch again, twice.
+
+        Equal to the scores before the step: it has not. Different, and the same both times: it
+        has. Anything else: the service cannot tell, and the step is replayed on restored weights.
+        """
+        if isinstance(error, ServiceError) and error.failure is not None:
+            unusable = (FailureKind.LOST_MODEL, FailureKind.PERMANENT)
+            if error.failure.kind in unusable:
+                return "unknown"
+        try:
+            once, again = await trainer.forward(datums), await trainer.forward(datums)
+        except ServiceError:
+            return "unknown"
+        if not _same(once, again):
+            return "unknown"
+        return "not applied" if _same(once, before) else "applied, by fingerprint"
+
+    def _record_failure(self, what: str, error: ServiceError) -> None:
+        kind = None if error.failure is None else error.failure.kind.value
+        self.ctx.run.append(
+            "service_failure",
+            arm=self.arm.name,
+            phase=self.phase,
+            what=what,
+            kind=kind,
+            error=error.error,
+        )
+
+
+def _same(one: list[np.ndarray[Any, Any]], other: list[np.ndarray[Any, Any]]) -> bool:
+    return len(one) == len(other) and all(map(np.array_equal, one, other))

@@ -1,0 +1,203 @@
+"""One optimizer step: which stored sequences it uses, its loss, and the rows it leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tinker
+import torch
+from numpy.typing import NDArray
+
+from evidence.run import TableRef
+from losses.aggregation import denominator_value
+from losses.diagnostics import minibatch_diagnostics
+from losses.inputs import LossOutput
+from losses.objective import CustomLoss
+from losses.registry import make_loss
+from tasks.arms import ArmPlan
+from tasks.context import RunContext
+from tasks.datums import Floats, TrainedSequence, loss_inputs_of, minibatch_of, sequences_of
+from tasks.diagnostics import diagnostic_settings, update_columns
+
+
+@dataclass(slots=True)
+class MinibatchLoss:
+    """A minibatch's loss as the SDK calls it; keeps the log-probabilities that it was given."""
+
+    custom: CustomLoss
+    logprobs: list[NDArray[np.float32]] = field(default_factory=list)
+    """What the service returned for each datum, before the step, nats."""
+
+    @classmethod
+    def of(
+        cls,
+        arm: ArmPlan,
+        sequences: Sequence[TrainedSequence],
+        *,
+        denominator: float,
+        anchor: Sequence[Floats] | None = None,
+    ) -> MinibatchLoss:
+        """The loss of an arm on some sequences."""
+        anchors = anchor if anchor is not None else [None] * len(sequences)
+        inputs = [
+            loss_inputs_of(sequence, values)
+            for sequence, values in zip(sequences, anchors, strict=True)
+        ]
+        return cls(CustomLoss(make_loss(loss_of(arm)), inputs, denominator))
+
+    def __call__(
+        self, data: list[tinker.Datum], logprobs: list[torch.Tensor]
+    ) -> tuple[torch.Tensor, dict[str, float]]:
+        """Compute the loss; see `losses.objective.CustomLoss`."""
+        self.logprobs = [values.detach().numpy().astype(np.float32) for values in logprobs]
+        return self.custom(data, logprobs)
+
+    @property
+    def value(self) -> float:
+        """The loss of the last call, divided by the denominator."""
+        return float(self.custom.calls[-1].loss.detach())
+
+    @property
+    def outputs(self) -> list[LossOutput]:
+        """What was decided for each token in the last call."""
+        return self.custom.calls[-1].outputs_D
+
+
+@dataclass(frozen=True, slots=True)
+class Minibatch:
+    """What one optimizer step trains on.
+
+    Attributes:
+        update: optimizer step of the arm in this phase, from 0.
+        step: rollout step whose batch it belongs to.
+        epoch: pass over that batch.
+        index: minibatch within the pass.
+        sequences: the stored sequences.
+        denominator: what the summed loss is divided by.
+        arm: the arm.
+    """
+
+    update: int
+    step: int
+    epoch: int
+    index: int
+    sequences: Sequence[TrainedSequence]
+    denominator: float
+    arm: ArmPlan
+
+    def custom_loss(self, anchor: Sequence[Floats] | None) -> MinibatchLoss:
+        """The loss in the form that the service's SDK calls."""
+        return MinibatchLoss.of(
+            self.arm, self.sequences, denominator=self.denominator, anchor=anchor
+        )
+
+
+def loss_of(arm: ArmPlan) -> Mapping[str, Any]:
+    """Settings of a trained arm's loss.
+
+    Raises:
+        ValueError: for an arm that is not trained.
+    """
+    if arm.loss is None:
+        raise ValueError(f"arm {arm.name} has no loss; it is not trained")
+    return arm.loss
+
+
+def load_minibatch(ctx: RunContext, arm: ArmPlan, phase: str, update: int) -> Minibatch:
+    """Read the stored batch of an update; the sampling log-probabilities are never refreshed."""
+    rollout = ctx.execution.rollout
+    step, within = divmod(update, rollout.updates_per_step)
+    epoch, index = divmod(within, rollout.minibatches)
+    table = ctx.run.read_arrow("tokens", key=(arm.name, phase, step))
+    sequences = minibatch_of(
+        sequences_of(table), groups=rollout.groups, minibatches=rollout.minibatches, index=index
+    )
+    denominator = denominator_value(
+        ctx.execution.denominator.config,
+        loss_tokens=sum(sequence.loss_tokens for sequence in sequences),
+        sequences=len(sequences),
+    )
+    return Minibatch(update, step, epoch, index, sequences, denominator, arm)
+
+
+def has_update(ctx: RunContext, arm: ArmPlan, phase: str, update: int) -> bool:
+    """Whether an update is part of the history that counts."""
+    return ctx.run.has_table("updates", key=(arm.name, phase, update))
+
+
+def update_ref(ctx: RunContext, arm: ArmPlan, phase: str, update: int) -> TableRef:
+    """Where the row of an update lies."""
+    return ctx.run.table_ref("updates", key=(arm.name, phase, update))
+
+
+def write_update(
+    ctx: RunContext, arm: ArmPlan, phase: str, minibatch: Minibatch, loss: MinibatchLoss
+) -> bool:
+    """Keep an update's rows, tokens first: the row of the update completes it.
+
+    Returns:
+        Whether it is new; a replayed update changes nothing.
+    """
+    if has_update(ctx, arm, phase, minibatch.update):
+        return False
+    key = (arm.name, phase, minibatch.update)
+    if not ctx.run.has_table("update_tokens", key=key):
+        ctx.run.write_table("update_tokens", token_columns(minibatch, loss), key=key)
+    ctx.run.write_table("updates", [update_row(ctx, minibatch, loss)], key=key)
+    return True
+
+
+def token_columns(minibatch: Minibatch, loss: MinibatchLoss) -> dict[str, NDArray[Any]]:
+    """Columns of `update_tokens`: every loss token, with what the loss decided about it."""
+    columns: dict[str, list[NDArray[Any]]] = {}
+    for sequence, target, output in zip(
+        minibatch.sequences, loss.logprobs, loss.outputs, strict=True
+    ):
+        mask = sequence.loss_mask[1:]
+        keep = output.keep_T.numpy()[mask]
+        advantages = sequence.advantages[1:][mask]
+        count = int(mask.sum())
+        for name, values in {
+            "group": np.full(count, sequence.group, dtype=np.int64),
+            "sample": np.full(count, sequence.sample, dtype=np.int64),
+            "position": np.flatnonzero(mask).astype(np.int64) + 1,
+            "token_id": sequence.targets[mask],
+            "target_logprob": target[mask],
+            "sampling_logprob": sequence.sampling_logprobs[1:][mask].astype(np.float32),
+            "advantage": advantages.astype(np.float32),
+            "prob_ratio": output.prob_ratio_T.numpy()[mask].astype(np.float64),
+            "keep": keep,
+            "removed": ~keep & (advantages != 0.0),
+        }.items():
+            columns.setdefault(name, []).append(values)
+    return {name: np.concatenate(parts) for name, parts in columns.items()}
+
+
+def update_row(ctx: RunContext, minibatch: Minibatch, loss: MinibatchLoss) -> dict[str, Any]:
+    """The row of `updates` without its key."""
+    sequences = minibatch.sequences
+    return {
+        "step": minibatch.step,
+        "epoch": minibatch.epoch,
+        "minibatch": minibatch.index,
+        "policy_version_before": minibatch.update,
+        "datums": len(sequences),
+        "loss": loss.value,
+        "denominator": minibatch.denominator,
+        "learning_rate": ctx.execution.optimizer.learning_rate,
+        **diagnostics_of(ctx, loss),
+    }
+
+
+def diagnostics_of(ctx: RunContext, loss: MinibatchLoss) -> dict[str, Any]:
+    """Every diagnostic of the loss, before the step was taken, as columns of `updates`."""
+    record = minibatch_diagnostics(
+        [torch.from_numpy(values) for values in loss.logprobs],
+        loss.custom.inputs_D,
+        loss.outputs,
+        settings=diagnostic_settings(ctx.arms),
+    )
+    return update_columns(record)
