@@ -101,6 +101,8 @@ class CheckpointRecord:
     immutable: bool
     adapter_sha256: str
     optimizer_sha256: str | None
+    optimizer: dict[str, Any]
+    """Family, hyperparameters held by the server, and those of the last step."""
     size_bytes: int
     restored_from: str | None
     """Address of the checkpoint its training run was started from."""
@@ -126,6 +128,7 @@ class CheckpointContent:
     optimizer_steps: int
     adapter_sha256: str
     optimizer_sha256: str | None
+    optimizer: dict[str, Any]
     restored_from: str | None
 
     def scope(self, kind: str) -> str:
@@ -159,7 +162,7 @@ class CheckpointStore:
     def clean(self) -> int:
         """Remove folders that no record points to (left by a kill); return how many."""
         with self._lock:
-            kept = {record.blob for record in self._all()}
+            kept = {record.blob for record in self._records()}
             orphans = [folder for folder in self._blobs.iterdir() if folder.name not in kept]
             for folder in orphans:
                 shutil.rmtree(folder)
@@ -186,7 +189,11 @@ class CheckpointStore:
 
     def folder(self, record: CheckpointRecord) -> Path:
         """Return the folder of a checkpoint's files."""
-        return self._blobs / record.blob
+        return self.blob_folder(record.blob)
+
+    def blob_folder(self, blob: str) -> Path:
+        """Return the folder of that id, whether or not it is there."""
+        return self._blobs / blob
 
     def check_free(self, path: CheckpointPath, *, overwrite: bool) -> None:
         """Refuse a name that must not be written.
@@ -324,18 +331,18 @@ class CheckpointStore:
         """Delete what has expired; return how many."""
         now = self._clock()
         with self._lock:
-            old = [record for record in self._all() if record.expired(now)]
+            old = [record for record in self._records() if record.expired(now)]
             for record in old:
                 self._remove(record)
         return len(old)
 
-    def list(self, model_id: str | None = None) -> list[CheckpointRecord]:
+    def all(self, model_id: str | None = None) -> list[CheckpointRecord]:
         """Return the checkpoints of one training run, or all; newest first."""
         now = self._clock()
-        records = [record for record in self._all(model_id) if not record.expired(now)]
+        records = [record for record in self._records(model_id) if not record.expired(now)]
         return sorted(records, key=lambda record: (record.created_at, record.path), reverse=True)
 
-    def _all(self, model_id: str | None = None) -> Iterator[CheckpointRecord]:
+    def _records(self, model_id: str | None = None) -> Iterator[CheckpointRecord]:
         runs = (
             sorted(self._runs.iterdir())
             if model_id is None

@@ -64,9 +64,24 @@ class LoraConfig(WireModel):
 
 
 class OptimizerConfig(WireModel):
-    """Optimizer family."""
+    """Optimizer family, and the hyperparameters that the client fixes for the model's lifetime.
+
+    The SDK's default names the family alone. A client that also names hyperparameters (an
+    ``OptimizerConfigBase`` with further fields) has the server hold them: it reports them before
+    the first step, and refuses a step with other values.
+    """
 
     type: str = "adamw"
+    learning_rate: FiniteFloat | None = Field(default=None, ge=0)
+    beta1: FiniteFloat | None = Field(default=None, ge=0, lt=1)
+    beta2: FiniteFloat | None = Field(default=None, ge=0, lt=1)
+    eps: FiniteFloat | None = Field(default=None, ge=0)
+    weight_decay: FiniteFloat | None = Field(default=None, ge=0)
+    grad_clip_norm: FiniteFloat | None = Field(default=None, ge=0)
+
+    def fixed(self) -> dict[str, float]:
+        """Return the hyperparameters that are named."""
+        return self.model_dump(exclude={"type"}, exclude_none=True)
 
 
 class CreateModel(WireModel):
@@ -109,7 +124,7 @@ class OptimStep(WireModel):
     """POST optim_step."""
 
     model_id: Identifier
-    seq_id: SeqId | None = None
+    seq_id: SeqId
     adam_params: AdamParams | None = None
     optimizer_params: dict[str, Any] | None = None
 
@@ -118,8 +133,8 @@ class SaveWeights(WireModel):
     """POST save_weights."""
 
     model_id: Identifier
+    seq_id: SeqId
     path: str | None = None
-    seq_id: SeqId | None = None
     ttl_seconds: int | None = Field(default=None, ge=1)
     overwrite: bool = False
     user_metadata: dict[str, str] | None = None
@@ -129,8 +144,8 @@ class SaveWeightsForSampler(WireModel):
     """POST save_weights_for_sampler: a named checkpoint, or an ephemeral sampling session."""
 
     model_id: Identifier
+    seq_id: SeqId
     path: str | None = None
-    seq_id: SeqId | None = None
     sampling_session_seq_id: SeqId | None = None
     kind: Literal["snapshot", "inflight"] = "snapshot"
     ttl_seconds: int | None = Field(default=None, ge=1)

@@ -91,7 +91,7 @@ class RunBook:
         """Return a run's record, live or not."""
         return self._records.get(model_id)
 
-    def list(self) -> list[RunRecord]:
+    def all(self) -> list[RunRecord]:
         """Return all runs, newest first."""
         with self._lock:
             records = list(self._records.values())

@@ -11,7 +11,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,10 @@ class SamplerSource:
     """Checkpoint address; None for the base model."""
     blob: str | None
     """The checkpoint's folder, so that a name that is saved anew changes nothing here."""
-    ephemeral: bool = False
-    """Weights that were published without a checkpoint and live in memory alone."""
+    published: bool = False
+    """Whether the folder is one of weights published without a checkpoint."""
+    inflight_of: str | None = None
+    """Model whose later publications this session follows."""
 
 
 @dataclass(slots=True)
@@ -147,7 +149,7 @@ class SessionBook:
         if session is not None:
             session.last_seen = self._monotonic()
 
-    def list(self) -> list[Session]:
+    def all(self) -> list[Session]:
         """Return all sessions, newest first."""
         with self._lock:
             sessions = list(self._sessions.values())
@@ -159,15 +161,7 @@ class SessionBook:
             session.samplers[source.sampler_id] = source
             log = AppendLog(self._samplers_file(session.session_id))
             try:
-                log.append(
-                    {
-                        "sampler_id": source.sampler_id,
-                        "base_model": source.base_model,
-                        "model_path": source.model_path,
-                        "blob": source.blob,
-                        "ephemeral": source.ephemeral,
-                    }
-                )
+                log.append(asdict(source))
             finally:
                 log.close()
 

@@ -1,0 +1,83 @@
+"""Endpoints of client sessions and of the promises made to them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Response
+
+from deploy.local_service import requests
+from deploy.local_service.errors import not_found
+from deploy.local_service.futures import Outcome, Promise
+from deploy.local_service.records import lost_future
+from deploy.local_service.replies import reply
+from deploy.local_service.runs import result_of
+from deploy.local_service.service import Service
+
+
+def router(service: Service) -> APIRouter:
+    """Return the endpoints over a service."""
+    api = APIRouter()
+    context = service.context
+
+    @api.post("/create_session")
+    async def create_session(body: requests.CreateSession) -> dict[str, Any]:
+        session = context.sessions.create(body.model_dump())
+        return {"type": "create_session", "session_id": session.session_id}
+
+    @api.post("/session_heartbeat")
+    async def heartbeat(body: requests.SessionHeartbeat) -> dict[str, Any]:
+        context.sessions.live(body.session_id)
+        return {"type": "session_heartbeat"}
+
+    @api.post("/sessions/{session_id}/finish")
+    async def finish(session_id: str, body: requests.FinishSession) -> Response:
+        if context.sessions.find(session_id) is None:
+            raise not_found(f"session {session_id!r}: no such session")
+        detail = None if body.detail is None else str(body.detail)
+        service.finish_session(session_id, reason=body.reason.type, detail=detail)
+        return Response(status_code=204)
+
+    @api.get("/sessions")
+    async def sessions(limit: int = 20, offset: int = 0) -> dict[str, Any]:
+        everything = [session.session_id for session in context.sessions.all()]
+        return {"sessions": everything[max(0, offset) :][: max(0, limit)]}
+
+    @api.get("/sessions/{session_id}")
+    async def session(session_id: str) -> dict[str, Any]:
+        found = context.sessions.find(session_id)
+        if found is None:
+            raise not_found(f"session {session_id!r}: no such session")
+        runs = [run.model_id for run in context.runs.all() if run.session_id == session_id]
+        metadata = found.request.get("user_metadata") or {}
+        return {
+            "training_run_ids": sorted(runs),
+            "sampler_ids": sorted(found.samplers),
+            "user_metadata": {key: str(value) for key, value in metadata.items()},
+            "display_name": found.request.get("display_name"),
+        }
+
+    @api.post("/retrieve_future")
+    async def retrieve_future(body: requests.RetrieveFuture) -> Response:
+        promise = context.futures.find(body.request_id)
+        if promise is None:
+            lasting = result_of(context.runs, body.request_id)
+            if lasting is not None:
+                return reply(Outcome(body=lasting))
+            raise lost_future(service, body.request_id)
+        context.sessions.touch(promise.session_id)
+        seconds = service.settings.long_poll_seconds
+        outcome = await context.futures.wait(promise, seconds=seconds)
+        return reply(_try_again(promise) if outcome is None else outcome)
+
+    @api.post("/cancel_future")
+    async def cancel_future(body: requests.RetrieveFuture) -> Response:
+        service.sampling.cancel(body.request_id)
+        return Response(status_code=204)
+
+    return api
+
+
+def _try_again(promise: Promise) -> Outcome:
+    body = {"type": "try_again", "request_id": promise.request_id, "queue_state": "active"}
+    return Outcome(body=body, status=408)
