@@ -268,20 +268,27 @@ class Run(RunFiles):
         return sorted(int(name.removesuffix(".zip")) for name in names)
 
     def assemble_parts(
-        self, arm: str, phase: str, step: int, groups: Sequence[int]
+        self, arm: str, phase: str, step: int | str, groups: Sequence[int]
     ) -> dict[str, TableRef]:
-        """Write the tables of a rollout step from its finished groups.
+        """Write the tables of a rollout step, or of an evaluation, from its finished groups.
+
+        Args:
+            arm: the arm.
+            phase: the phase.
+            step: rollout step, or the label of an evaluation.
+            groups: the groups to take.
 
         Raises:
             InputError: if one of the groups has no part.
         """
+        known = {"arm": arm, "phase": phase, "step": step, "label": step}
         read = [self.read_part(arm, phase, step, group) for group in groups]
         names = sorted({name for tables in read for name in tables})
         return {
             name: self.write_table(
                 name,
                 pa.concat_tables([tables[name] for tables in read if name in tables]),
-                key=(arm, phase, step),
+                key=_fill(table_schema(name), known),
             )
             for name in names
         }

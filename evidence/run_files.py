@@ -238,17 +238,25 @@ class RunFiles:
     @property
     def attempt(self) -> int:
         """Number of the current attempt, from 1: one more than the attempts that were closed."""
-        return len(self._store.paths("attempts")) + 1
+        return len(self.events("attempt_closed")) + 1
 
     def close_attempt(self, record: Mapping[str, Any]) -> int:
         """Keep the final record of the current attempt; the next one starts from all numbers.
 
+        Closing an attempt again, before anything was posted since, changes nothing.
+
         Returns:
             The number of the attempt that was closed.
         """
-        number = self.attempt
+        events = self.events()
+        closed = [event for event in events if event["event"] == "attempt_closed"]
+        posted = [event["n"] for event in events if event["event"] == "result"]
+        if closed and closed[-1]["n"] > max(posted, default=0):
+            number = int(closed[-1]["attempt"])  # closed already, perhaps before its file was kept
+        else:
+            number = self.attempt
+            self.append("attempt_closed", attempt=number)
         self.write_json(f"attempts/{number}/{RESULT}", record)
-        self.append("attempt_closed", attempt=number)
         return number
 
     # ---- inside --------------------------------------------------------------------------------

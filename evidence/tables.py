@@ -24,6 +24,9 @@ from evidence.errors import InputError
 ColumnType = Literal["int64", "float64", "float32", "bool", "string"]
 TableKind = Literal["content", "journal"]
 
+PROBABILITY_BINS = 6
+"""Bins of the sampling probability: 0, 0.01, 0.1, 0.5, 0.9, 0.99, 1; lower edges inclusive."""
+
 PHASES = ("probe", "preflight", "pilot", "train", "eval")
 
 
@@ -220,29 +223,46 @@ UPDATES = TableSchema(
         _integer("nonzero_advantage_tokens", "Loss tokens whose advantage is not 0."),
         _number("denominator", "What the summed loss was divided by."),
         _number("learning_rate", "Learning rate of the step."),
-        _count("masked_tokens", "Nonzero-advantage loss tokens that the loss dropped."),
+        _count("positive_advantage_tokens", "Loss tokens whose advantage is positive."),
+        _count("negative_advantage_tokens", "Loss tokens whose advantage is negative."),
+        _count("masked_tokens", "Loss tokens with a nonzero advantage that the loss dropped."),
+        _count("removed_positive", "Of `masked_tokens`: positive advantage."),
+        _count("removed_negative", "Of `masked_tokens`: negative advantage."),
+        _count("keep_zero_tokens", "Loss tokens not kept, zero advantages included."),
+        _count("keep_zero_advantage_zero_tokens", "Of `keep_zero_tokens`: advantage 0."),
+        _count("exceed", "Loss tokens beyond the threshold in either direction."),
+        _count("exceed_dropped", "Of `exceed`: in the advantage's direction, so dropped."),
+        _count("exceed_dropped_positive", "Of `exceed_dropped`: positive advantage."),
+        _count("exceed_dropped_negative", "Of `exceed_dropped`: negative advantage."),
+        _count("exceed_restoring", "Of `exceed`: against the advantage's direction, so kept."),
+        _count("exceed_zero_advantage", "Of `exceed`: advantage 0."),
+        _count("ppo_counterfactual_tokens", "Nonzero-advantage tokens a ratio clip would cut."),
+        _count(
+            "ppo_counterfactual_with_zero_advantage_tokens",
+            "The same with advantage 0 counted as negative.",
+        ),
+        _count("ppo_two_sided_tokens", "Loss tokens whose ratio is outside the clip's bounds."),
+        _count("cap_hits", "Loss tokens whose ratio is above the cap."),
+        _count("cap_hits_kept", "Of `cap_hits`: kept, advantage not 0."),
+        _count("nonfinite_tokens", "Loss tokens with a log-probability that is not finite."),
         _measured("masked_fraction", "masked_tokens / loss_tokens."),
         _measured("masked_fraction_nonzero", "masked_tokens / nonzero_advantage_tokens."),
-        _count("keep_zero_tokens", "Loss tokens not kept, zero advantages included."),
         _measured("keep_zero_fraction", "keep_zero_tokens / loss_tokens."),
-        _count("removed_positive", "Dropped tokens with a positive advantage."),
-        _count("removed_negative", "Dropped tokens with a negative advantage."),
-        _count("exceed", "Loss tokens whose divergence is above the threshold, any direction."),
-        _count("exceed_dropped", "Of `exceed`: dropped, advantage not 0."),
-        _count("exceed_restoring", "Of `exceed`: the advantage pushes back; kept."),
-        _count("exceed_zero_advantage", "Of `exceed`: advantage 0."),
-        _count("ppo_counterfactual_tokens", "Loss tokens the ratio clip would have cut."),
+        _measured("exceed_fraction", "exceed / loss_tokens."),
         _measured("ppo_counterfactual_fraction", "ppo_counterfactual_tokens / loss_tokens."),
-        _count(
-            "ppo_two_sided_tokens", "Loss tokens with |ratio - 1| above epsilon, any advantage."
-        ),
         _measured("ppo_two_sided_fraction", "ppo_two_sided_tokens / loss_tokens."),
+        _measured("pg_clipfrac_srl", "masked_tokens / (nonzero_advantage_tokens + 1e-8)."),
+        _measured("pg_clipfrac_lower_srl", "removed_negative / (nonzero_advantage_tokens + 1e-8)."),
+        _measured("pg_clipfrac_verl", "keep_zero_tokens / (loss_tokens + 1e-8)."),
         _measured("drift_mean", "Mean of p - q over loss tokens (probabilities)."),
+        _measured("drift_q01", "0.01 quantile of p - q over loss tokens."),
+        _measured("drift_q10", "0.1 quantile of p - q over loss tokens."),
         _measured("drift_q90", "0.9 quantile of p - q over loss tokens."),
         _measured("drift_q99", "0.99 quantile of p - q over loss tokens."),
-        _measured("drift_max", "Largest p - q over loss tokens."),
         _measured("drift_min", "Smallest p - q over loss tokens."),
+        _measured("drift_max", "Largest p - q over loss tokens."),
         _measured("drift_abs_mean", "Mean of |p - q| over loss tokens."),
+        _measured("drift_abs_q50", "Median of |p - q| over loss tokens."),
         _measured("drift_abs_q90", "0.9 quantile of |p - q| over loss tokens."),
         _measured("drift_abs_q99", "0.99 quantile of |p - q| over loss tokens."),
         _measured("drift_abs_max", "Largest |p - q| over loss tokens."),
@@ -250,8 +270,17 @@ UPDATES = TableSchema(
         _measured("ratio_mean", "Mean probability ratio over loss tokens."),
         _measured("ratio_max", "Largest probability ratio over loss tokens."),
         _measured("log_ratio_mean", "Mean of target - sampling log-probability, nats."),
-        _count("cap_hits", "Loss tokens whose ratio reached the cap."),
-        _count("nonfinite_tokens", "Loss tokens with a log-probability that is not finite."),
+        _measured("log_ratio_abs_max", "Largest |target - sampling log-probability|, nats."),
+        *(
+            _count(f"prob_bin_{index}_{name}", f"{text} in sampling-probability bin {index}.")
+            for index in range(PROBABILITY_BINS)
+            for name, text in (
+                ("tokens", "Loss tokens"),
+                ("masked", "Of `masked_tokens`: those"),
+                ("exceed", "Of `exceed`: those"),
+                ("ppo", "Of `ppo_counterfactual_tokens`: those"),
+            )
+        ),
         _measured("gradient_norm", "Norm that the service reported."),
         _string("info_json", "Further metrics of the step as one JSON object.", nullable=True),
     ),

@@ -255,3 +255,17 @@ def test_lock_is_held_by_one(run):
     assert run.lock_holder() is None
     with run.lock() as lock:
         assert lock.token == 2
+
+
+def test_attempt_is_closed_once_whatever_the_crash(run):
+    """Closing again after a crash, before or after the file was kept, is the same attempt."""
+    final = {"status": "failed"}
+    run.replace_result(final)
+    run.append("attempt_closed", attempt=1)
+    assert run.close_attempt(final) == 1
+    assert run.close_attempt(final) == 1
+
+    run.replace_result({"status": "running"})
+    run.replace_result(final)
+    assert run.close_attempt(final) == 2
+    assert run.files("attempts") == ["attempts/1/result.json", "attempts/2/result.json"]
