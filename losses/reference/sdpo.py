@@ -107,7 +107,9 @@ def pulled_back(slope: Floats, raw: Floats, support: str) -> Floats:
         shared: Floats = slope - slope.sum(axis=-1, keepdims=True) * np.exp(raw) / mass
         return shared
     inner, tail = slope[..., :-1], slope[..., -1:]
-    moves = np.where(np.log(mass) <= -1e-7, -np.exp(raw) / (1.0 - mass), 0.0)
+    open_rows = np.log(mass) <= -1e-7
+    rest = np.where(open_rows, 1.0 - mass, 1.0)
+    moves = np.where(open_rows, -np.exp(raw) / rest, 0.0)
     return inner + tail * moves
 
 
@@ -139,3 +141,9 @@ def aligned_advantages(
         gap = value - sampling[token]
         out.append(gap if clip is None else max(-clip, min(clip, gap)))
     return out
+
+
+def moving_average(teacher: ArrayLike, student: ArrayLike, *, rate: float) -> Floats:
+    """Return the teacher moved by ``rate`` of the way to the student."""
+    moved: Floats = floats(teacher) + rate * (floats(student) - floats(teacher))
+    return moved
