@@ -188,6 +188,8 @@ def _outside_the_tree(error: BaseException, *, established: bool) -> Failure | N
         return _by_status(cause, established=established)
     if isinstance(error, AssertionError) and "sample_sequence_ids" in str(error):
         return Failure(FailureKind.PERMANENT, _words(error))
+    if isinstance(error, KeyError) and error.args == ("loss:sum",):
+        return Failure(FailureKind.PERMANENT, "the service returned no metric loss:sum")
     return None
 
 

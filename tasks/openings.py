@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 from evidence.canonical import canonical_bytes
-from evidence.store import encode_segment
 from tasks.context import RunContext
 from tasks.trainer import Trainer
 
@@ -50,8 +49,7 @@ class Openings:
             "info": _info(trainer),
             "observed": observed,
         }
-        name = f"client-{encode_segment(self._arm, field='arm')}-{self._phase}-{restore:03d}.json"
-        self._ctx.run.write_file(name, canonical_bytes(record) + b"\n")
+        name = f"ledger.jsonl client_opened {self._arm} {self._phase} {restore}"
         self._ctx.run.append("client_opened", evidence=name, **record)
         self._ctx.run.write_table(
             "restores",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 
@@ -74,6 +75,10 @@ class Reachability:
     async def model(self, model_id: str) -> dict[str, Any] | None:
         """What the embedded service reports about a loaded model, None from any other service."""
         return await self._json(f"/local/models/{model_id}")
+
+    async def checkpoint(self, uri: str) -> dict[str, Any] | None:
+        """What the embedded service reports about a checkpoint, None from any other service."""
+        return await self._json(f"/local/checkpoints?path={quote(uri, safe='')}")
 
     async def _described(self, answer: httpx.Response) -> ServerInfo:
         if answer.status_code in (401, 403):

@@ -1,0 +1,87 @@
+"""The activation pilot: a short training of fresh clients, on train tasks only, thrown away.
+
+While the piloted arm takes its first step, every other trained arm takes one beside it, so that a
+step is timed at the concurrency of the comparison. Nothing of this enters the comparison: the
+clients are released, and the tables carry the phase ``pilot``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from evidence import activation
+from evidence.canonical import canonical_bytes, digest
+from evidence.gate import GateResult, SourceRef
+from losses.errors import LossInputError
+from tasks.activation_values import activation_values
+from tasks.context import RunContext, settle_all
+from tasks.learner import Learner
+from tasks.restoration import digest_of_file
+from tasks.training import run_step
+
+PHASE = "pilot"
+JOINT_STEP = "joint_step"
+
+
+async def run_pilot(ctx: RunContext, init_uri: str) -> None:
+    """Train the piloted arms for the planned steps, and the others for one, and release them.
+
+    Reads and writes: tables of the phase ``pilot``. Calls the service. Safe to repeat: finished
+    groups and updates are not done again.
+    """
+    learners = [Learner(ctx, arm, phase=PHASE, init_uri=init_uri) for arm in ctx.trained_arms]
+    try:
+        if not ctx.timings(what=JOINT_STEP):
+            count, size = len(learners), ctx.execution.rollout.batch_size
+            with ctx.timed("all", PHASE, 0, JOINT_STEP, units=count, samples=count * size):
+                await settle_all([run_step(ctx, learner, 0) for learner in learners])
+        piloted = [one for one in learners if one.arm.name in ctx.execution.pilot.arms]
+        await settle_all([_rest(ctx, learner) for learner in piloted])
+    finally:
+        for learner in learners:
+            await learner.drop()
+    ctx.run.append("pilot_released", arms=[learner.arm.name for learner in learners])
+
+
+async def _rest(ctx: RunContext, learner: Learner) -> None:
+    steps = pilot_steps(ctx)
+    for step in range(steps):
+        await run_step(ctx, learner, step)
+        ctx.tell(PHASE, arm=learner.arm.name, done=step + 1, total=steps)
+
+
+def pilot_steps(ctx: RunContext) -> int:
+    """Rollout steps of the pilot in this run."""
+    planned = ctx.execution.pilot.steps
+    return planned if ctx.limit is None else min(planned, ctx.limit)
+
+
+async def check_activation(ctx: RunContext, init_uri: str) -> GateResult:
+    """Run the pilot and hold every prespecified diagnostic against its range.
+
+    A loss that cannot be computed on the pilot's tokens fails the gate with its words; it is never
+    a reason to skip it.
+    """
+    try:
+        await run_pilot(ctx, init_uri)
+    except LossInputError as error:
+        return GateResult(
+            gate="activation", status="failed", reasons=(f"the loss cannot be computed: {error}",)
+        )
+    report = calibration(ctx)
+    name = f"activation-calibration-{digest(report)[:12]}.json"
+    path = ctx.run.write_file(name, canonical_bytes(report) + b"\n")
+    ctx.run.append("activation_calibration", report=report)
+    result = activation.validate(ctx.spec.raw, report)
+    return result.to_gate((SourceRef(path, digest_of_file(ctx, path)),))
+
+
+def calibration(ctx: RunContext) -> dict[str, Any]:
+    """What the pilot measured, in the contract's form."""
+    rollout = ctx.execution.rollout
+    note = (
+        f"{pilot_steps(ctx)} rollout steps of {', '.join(ctx.execution.pilot.arms)} from the "
+        f"initialization checkpoint; {rollout.groups} groups of {rollout.group_size}, "
+        f"{rollout.minibatches} minibatches x {rollout.epochs} epochs; clients released"
+    )
+    return {"values": activation_values(ctx), "note": note}
