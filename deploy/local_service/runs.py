@@ -162,6 +162,14 @@ class RunBook:
         if log is not None:
             log.close()
 
+    def close(self) -> None:
+        """Close every journal."""
+        with self._lock:
+            logs = list(self._logs.values())
+            self._logs.clear()
+        for log in logs:
+            log.close()
+
 
 def result_of(book: RunBook, request_id: str) -> dict[str, Any] | None:
     """Return the answer of a finished save by its request id, whether or not its model lives."""

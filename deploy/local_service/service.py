@@ -102,6 +102,7 @@ class Service:
             stopped = await asyncio.to_thread(self.context.engine.stop, seconds=_STOP_SECONDS)
             if not stopped:
                 logger.warning("the engine did not stop within %g s", _STOP_SECONDS)
+            self.context.runs.close()
 
     async def _upkeep(self) -> None:
         period = min(5.0, self.settings.session_timeout_seconds / 4)
