@@ -1,10 +1,11 @@
 r"""GSM8K on the cookbook's math env, with both of the cookbook's graders side by side.
 
-The two graders disagree (the tests hold a table of replies): `correct_boxed` is the training grader (the last
-`\boxed{}` is required, then normalised string equality or sympy), `correct_numeric` the
-evaluation grader (the first box, else `####`, else "answer is", else bold, else the last number;
-0 for a reply without its stop token). `accuracy`, the headline, is `correct_boxed`. Their
-difference before and after training tells a learned format from learned mathematics.
+The two graders disagree; the tests hold a table of replies. `correct_boxed` is the training
+grader: the last `\boxed{}` is required, then normalised string equality or sympy.
+`correct_numeric` is the evaluation grader: the first box, else `####`, else "answer is", else
+bold, else the last number; 0 for a reply without its stop token. `accuracy`, the headline, is
+`correct_boxed`. Their difference before and after training tells a learned format from learned
+mathematics.
 """
 
 import inspect
