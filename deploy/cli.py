@@ -16,6 +16,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 from deploy.exit_codes import ExitCode
+from deploy.local_service.settings import add_arguments as add_service_arguments
 from evidence.errors import InputError
 
 if TYPE_CHECKING:
@@ -209,6 +210,10 @@ def _add_audit(commands: "_Commands") -> None:
     )
     command.add_argument("spec", metavar="SPEC", help="a spec, or a triage document holding one")
     command.add_argument("record", metavar="RECORD", help="the record of a run")
+    command.add_argument("--files", metavar="DIR", help="folder with the run's evidence files")
+    command.add_argument(
+        "--execution", metavar="FILE", help="execution file: which arm has which role"
+    )
     command.add_argument("--json", action="store_true", help="print one JSON object")
     command.set_defaults(handler=_audit)
 
@@ -220,20 +225,7 @@ def _add_serve_local(commands: "_Commands") -> None:
         description="Start the embedded service: LoRA training and sampling of a small model on "
         "this machine's CPU, over the Tinker protocol. Loopback only unless --host says otherwise.",
     )
-    command.add_argument("--port", type=int, default=8808, metavar="P", help="default: 8808")
-    command.add_argument("--host", default="127.0.0.1", metavar="H", help="default: 127.0.0.1")
-    command.add_argument(
-        "--model",
-        action="append",
-        metavar="NAME",
-        help="model to serve (default: HuggingFaceTB/SmolLM2-135M-Instruct)",
-    )
-    command.add_argument("--store", default="runs/.service", metavar="DIR", help="checkpoints")
-    command.add_argument("--threads", type=int, metavar="N", help="torch threads (default: cores)")
-    command.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    command.add_argument(
-        "--allow-faults", action="store_true", help="accept instructions to misbehave (tests only)"
-    )
+    add_service_arguments(command)
     command.set_defaults(handler=_serve_local)
 
 
@@ -274,7 +266,7 @@ def _audit(args: argparse.Namespace) -> int:
 
 
 def _serve_local(args: argparse.Namespace) -> int:
-    from deploy.commands.serve_local import serve_local  # noqa: PLC0415 - loads torch
+    from deploy.commands.serve_local import serve_local  # noqa: PLC0415 - each command loads only what it uses
 
     return serve_local(args)
 
