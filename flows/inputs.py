@@ -1,4 +1,4 @@
-"""Read the small JSON files that people hand to the command line."""
+"""Read the small files that people hand over: specs, records, evidence files."""
 
 from pathlib import Path
 from typing import Any
