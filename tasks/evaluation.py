@@ -10,10 +10,11 @@ from envs.protocols import Episode
 from evidence.canonical import canonical_bytes, derive_seed
 from evidence.errors import ConflictError
 from evidence.evaluator import evaluator_id
-from evidence.gate import CheckResult, GateResult
+from evidence.gate import CheckResult, GateResult, GateStatus
 from evidence.run import TableRef
 from tasks.context import RunContext, settle_all
 from tasks.failures import ModelLost
+from tasks.gate_answer import GateAnswer
 from tasks.sampling import ServiceSampler
 
 BASE = "base"
@@ -62,8 +63,12 @@ def freeze_evaluator(ctx: RunContext) -> tuple[str, dict[str, Any]]:
     return identity, provenance
 
 
-def check_canaries(ctx: RunContext) -> GateResult:
-    """Grade replies whose grade is known; a grader that fails them scores nobody."""
+async def check_canaries(ctx: RunContext) -> GateAnswer:
+    """Freeze the evaluator, and grade replies whose grade is known.
+
+    A grader that gets them wrong scores nobody.
+    """
+    freeze_evaluator(ctx)
     checks = tuple(
         CheckResult(
             check=f"{canary.item_id}: {canary.metric}",
@@ -76,15 +81,10 @@ def check_canaries(ctx: RunContext) -> GateResult:
     )
     reasons = tuple(f"{check.check}: {check.reason}" for check in checks if check.reason)
     if not checks:
-        return GateResult(
-            gate="evaluator", status="unverified", reasons=("the environment has no canary",)
-        )
-    return GateResult(
-        gate="evaluator",
-        status="failed" if reasons else "passed",
-        reasons=reasons,
-        checks=checks,
-    )
+        reasons = ("the environment has no canary",)
+        return GateAnswer(GateResult(gate="evaluator", status="unverified", reasons=reasons))
+    status: GateStatus = "failed" if reasons else "passed"
+    return GateAnswer(GateResult(gate="evaluator", status=status, reasons=reasons, checks=checks))
 
 
 async def evaluate(ctx: RunContext, subject: Subject, label: str) -> TableRef:
@@ -100,11 +100,10 @@ async def evaluate(ctx: RunContext, subject: Subject, label: str) -> TableRef:
     chunks = [ctx.eval_ids[at : at + _CHUNK] for at in range(0, len(ctx.eval_ids), _CHUNK)]
     missing = _missing(ctx, subject, label, len(chunks))
     items = sum(len(chunks[index]) for index in missing)
+    scoring = Scoring(ctx, subject, label, identity)
     with ctx.timed(subject.arm, "eval", subject.policy_version, label, units=items, samples=items):
         while missing:
-            await _score_missing(
-                ctx, subject, label, identity, [(index, chunks[index]) for index in missing]
-            )
+            await scoring.score([(index, chunks[index]) for index in missing])
             missing = _missing(ctx, subject, label, len(chunks))
     rows = [
         row
@@ -119,63 +118,49 @@ def _missing(ctx: RunContext, subject: Subject, label: str, chunks: int) -> list
     return [index for index in range(chunks) if index not in finished]
 
 
-async def _score_missing(
-    ctx: RunContext,
-    subject: Subject,
-    label: str,
-    identity: str,
-    wanted: Sequence[tuple[int, Sequence[str]]],
-) -> None:
-    sampler = await subject.open()
-    patience = ctx.service.patience()
-    try:
-        await settle_all(
+class Scoring:
+    """One evaluation; the wait for a lost policy is bounded over all of it."""
+
+    def __init__(self, ctx: RunContext, subject: Subject, label: str, identity: str) -> None:
+        self._ctx, self._subject, self._label = ctx, subject, label
+        self._identity = identity
+        self._patience = ctx.service.patience()
+
+    async def score(self, wanted: Sequence[tuple[int, Sequence[str]]]) -> None:
+        """Score chunks of items side by side; those that a lost policy leaves out stay missing."""
+        self._patience.start()
+        sampler = await self._subject.open()
+        try:
+            await settle_all([self._chunk(index, items, sampler) for index, items in wanted])
+        except ModelLost as error:
+            if error.failure is None:
+                raise
+            await self._patience.wait(error.failure, f"evaluation of {self._subject.arm}")
+        finally:
+            await sampler.close()
+
+    async def _chunk(self, index: int, items: Sequence[str], sampler: ServiceSampler) -> None:
+        ctx, arm = self._ctx, self._subject.arm
+        episodes = await settle_all(
             [
-                _score_chunk(ctx, subject, label, identity, index, items, sampler)
-                for index, items in wanted
+                ctx.environment.run_episode(
+                    item_id, sampler, settings=ctx.evaluation_settings, seed=_seed(ctx, item_id)
+                )
+                for item_id in items
             ]
         )
-    except ModelLost as error:
-        if error.failure is None:
-            raise
-        await patience.wait(error.failure, f"evaluation of {subject.arm}")
-    finally:
-        await sampler.close()
-
-
-async def _score_chunk(
-    ctx: RunContext,
-    subject: Subject,
-    label: str,
-    identity: str,
-    index: int,
-    items: Sequence[str],
-    sampler: ServiceSampler,
-) -> None:
-    episodes = await settle_all(
-        [
-            ctx.environment.run_episode(
-                item_id, sampler, settings=ctx.evaluation_settings, seed=_seed(ctx, item_id)
-            )
-            for item_id in items
-        ]
-    )
-    place = {
-        "arm": subject.arm,
-        "label": label,
-        "policy_version": subject.policy_version,
-        "seed": subject.seed,
-        "evaluator_id": identity,
-    }
-    rows = [place | row for episode in episodes for row in _score_rows(ctx, episode)]
-    ctx.run.write_part(subject.arm, "eval", label, index, {"evaluations": rows})
-    ctx.tell(
-        "eval",
-        label,
-        arm=subject.arm,
-        done=min(len(ctx.run.parts(subject.arm, "eval", label)) * _CHUNK, len(ctx.eval_ids)),
-        total=len(ctx.eval_ids),
-    )
+        place = {
+            "arm": arm,
+            "label": self._label,
+            "policy_version": self._subject.policy_version,
+            "seed": self._subject.seed,
+            "evaluator_id": self._identity,
+        }
+        rows = [place | row for episode in episodes for row in _score_rows(ctx, episode)]
+        ctx.run.write_part(arm, "eval", self._label, index, {"evaluations": rows})
+        done = len(ctx.run.parts(arm, "eval", self._label)) * _CHUNK
+        total = len(ctx.eval_ids)
+        ctx.tell("eval", self._label, arm=arm, done=min(done, total), total=total)
 
 
 def _seed(ctx: RunContext, item_id: str) -> int:

@@ -10,16 +10,17 @@ from typing import Any
 
 from evidence import feasibility
 from evidence.canonical import canonical_bytes, digest
-from evidence.gate import GateResult, SourceRef
+from evidence.gate import SourceRef
 from tasks.clocks import seconds_since_start
 from tasks.context import RunContext
 from tasks.effective_config import effective_config
 from tasks.evaluation import BASE
+from tasks.gate_answer import GateAnswer
 from tasks.pilot import JOINT_STEP
 from tasks.restoration import digest_of_file
 
 
-async def check_feasibility(ctx: RunContext) -> GateResult:
+async def check_feasibility(ctx: RunContext) -> GateAnswer:
     """Project the comparison and hold it against the budget.
 
     Writes: the projection, and the event `optional_evaluations` that says whether they are done.
@@ -39,7 +40,8 @@ async def check_feasibility(ctx: RunContext) -> GateResult:
     path = ctx.run.write_file(
         f"feasibility-{digest(record)[:12]}.json", canonical_bytes(record) + b"\n"
     )
-    return result.to_gate((SourceRef(path, digest_of_file(ctx, path)),))
+    gate = result.to_gate((SourceRef(path, digest_of_file(ctx, path)),))
+    return GateAnswer(gate, {"feasibility": record})
 
 
 def optional_evaluations_kept(ctx: RunContext) -> bool:

@@ -6,8 +6,16 @@ and nothing about them is sampled. Advantages have both signs and zeros, lengths
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from losses.inputs import LossInputs
 from tasks.context import RunContext
 from tasks.datums import TrainedSequence
 
@@ -48,3 +56,66 @@ def _sequence(
         sampling_logprobs=np.zeros(len(tokens)),
         advantages=advantages,
     )
+
+
+STALE_NATS = (0.0, 0.05, -0.05, 0.3, -0.3, 1.5, -1.5)
+"""How far the sampling log-probabilities lie from the current ones, in turn."""
+
+
+def stale(
+    batch: Sequence[TrainedSequence], current: Sequence[NDArray[np.float32]]
+) -> list[TrainedSequence]:
+    """The batch as if an older policy had sampled it: ratios on both sides of every clip."""
+    aged = []
+    for number, (sequence, logprobs) in enumerate(zip(batch, current, strict=True)):
+        shifts = np.resize(np.roll(STALE_NATS, number), len(logprobs))
+        sampling = np.zeros(len(sequence.tokens))
+        sampling[1:] = (logprobs + shifts).astype(np.float32)
+        sampling = np.where(sequence.loss_mask, np.minimum(sampling, 0.0), 0.0)
+        aged.append(replace(sequence, sampling_logprobs=sampling))
+    return aged
+
+
+@dataclass(frozen=True, slots=True)
+class ForcedInputs:
+    """Made-up log-probabilities that reach both sides of every threshold, whatever the model."""
+
+    target_logprobs_D: list[NDArray[np.float32]]
+    inputs_D: list[LossInputs]
+
+    def to_record(self) -> list[dict[str, Any]]:
+        """Return the numbers as plain data."""
+        return [
+            {
+                "target_logprobs": target.tolist(),
+                "sampling_logprobs": inputs.sampling_logprobs_T.tolist(),
+                "advantages": inputs.advantages_T.tolist(),
+                "loss_mask": inputs.loss_mask_T.tolist(),
+            }
+            for target, inputs in zip(self.target_logprobs_D, self.inputs_D, strict=True)
+        ]
+
+
+_PROBABILITIES = (0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98)
+
+
+def forced_inputs() -> ForcedInputs:
+    """Every pair of seven probabilities, with five advantages, in sequences of unequal length."""
+    pairs = [(p, q) for p in _PROBABILITIES for q in _PROBABILITIES]
+    rows = [(p, q, a) for a in _ADVANTAGES for p, q in pairs]
+    starts = [0, 11, 60, 150, len(rows)]
+    targets, inputs = [], []
+    for start, end in pairwise(starts):
+        p, q, advantage = (np.array(column) for column in zip(*rows[start:end], strict=True))
+        mask = np.ones(len(p), dtype=bool)
+        mask[::7] = False
+        targets.append(np.log(p).astype(np.float32))
+        inputs.append(
+            LossInputs(
+                sampling_logprobs_T=torch.from_numpy(np.log(q)),
+                advantages_T=torch.from_numpy(advantage.astype(np.float64)),
+                loss_mask_T=torch.from_numpy(mask),
+                anchor_logprobs_T=torch.from_numpy(np.log(q)),
+            )
+        )
+    return ForcedInputs(targets, inputs)

@@ -13,8 +13,9 @@ from evidence import activation
 from evidence.canonical import canonical_bytes, digest
 from evidence.gate import GateResult, SourceRef
 from losses.errors import LossInputError
-from tasks.activation_values import activation_values
+from tasks.activation_values import activation_metrics
 from tasks.context import RunContext, settle_all
+from tasks.gate_answer import GateAnswer
 from tasks.learner import Learner
 from tasks.restoration import digest_of_file
 from tasks.training import run_step
@@ -56,7 +57,7 @@ def pilot_steps(ctx: RunContext) -> int:
     return planned if ctx.limit is None else min(planned, ctx.limit)
 
 
-async def check_activation(ctx: RunContext, init_uri: str) -> GateResult:
+async def check_activation(ctx: RunContext, init_uri: str) -> GateAnswer:
     """Run the pilot and hold every prespecified diagnostic against its range.
 
     A loss that cannot be computed on the pilot's tokens fails the gate with its words; it is never
@@ -65,15 +66,15 @@ async def check_activation(ctx: RunContext, init_uri: str) -> GateResult:
     try:
         await run_pilot(ctx, init_uri)
     except LossInputError as error:
-        return GateResult(
-            gate="activation", status="failed", reasons=(f"the loss cannot be computed: {error}",)
-        )
+        reason = f"the loss cannot be computed: {error}"
+        return GateAnswer(GateResult(gate="activation", status="failed", reasons=(reason,)))
     report = calibration(ctx)
     name = f"activation-calibration-{digest(report)[:12]}.json"
     path = ctx.run.write_file(name, canonical_bytes(report) + b"\n")
     ctx.run.append("activation_calibration", report=report)
     result = activation.validate(ctx.spec.raw, report)
-    return result.to_gate((SourceRef(path, digest_of_file(ctx, path)),))
+    gate = result.to_gate((SourceRef(path, digest_of_file(ctx, path)),))
+    return GateAnswer(gate, {"activation_calibration": report})
 
 
 def calibration(ctx: RunContext) -> dict[str, Any]:
@@ -84,4 +85,10 @@ def calibration(ctx: RunContext) -> dict[str, Any]:
         f"initialization checkpoint; {rollout.groups} groups of {rollout.group_size}, "
         f"{rollout.minibatches} minibatches x {rollout.epochs} epochs; clients released"
     )
-    return {"values": activation_values(ctx), "note": note}
+    metrics = activation_metrics(ctx)
+    return {
+        "values": {name: found.value for name, found in metrics.items() if found.reason is None},
+        "note": note,
+        "not_measured": {name: found.reason for name, found in metrics.items() if found.reason},
+        "detail": {name: dict(found.detail) for name, found in metrics.items() if found.detail},
+    }

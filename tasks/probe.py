@@ -9,11 +9,12 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from evidence.gate import CheckResult, GateResult
+from evidence.gate import CheckResult, GateResult, GateStatus
 from tasks.arms import ArmPlan
 from tasks.context import RunContext
 from tasks.datums import TrainedSequence, datum_of
 from tasks.failures import PermanentServiceError
+from tasks.gate_answer import GateAnswer
 from tasks.minibatch import MinibatchLoss
 from tasks.sequences import sampled_sequence
 from tasks.tokenizers import prepare_environment
@@ -22,7 +23,7 @@ from tasks.trainer import Trainer
 GATE = "service_probe"
 
 
-async def probe_service(ctx: RunContext) -> GateResult:
+async def probe_service(ctx: RunContext) -> GateAnswer:
     """Create each trained arm's client, take one step on one example, and release it.
 
     Writes: an event `probe` per arm. Calls the service. Safe to repeat.
@@ -35,9 +36,8 @@ async def probe_service(ctx: RunContext) -> GateResult:
         except PermanentServiceError as error:
             checks.append(CheckResult(check=arm.name, status="failed", reason=str(error)))
     failed = tuple(check.reason or check.check for check in checks if check.status == "failed")
-    return GateResult(
-        gate=GATE, status="failed" if failed else "passed", reasons=failed, checks=tuple(checks)
-    )
+    status: GateStatus = "failed" if failed else "passed"
+    return GateAnswer(GateResult(gate=GATE, status=status, reasons=failed, checks=tuple(checks)))
 
 
 async def _probe_arm(ctx: RunContext, arm: ArmPlan) -> CheckResult:

@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 
 from evidence import restoration
 from evidence.canonical import canonical_bytes, digest
-from evidence.gate import GateResult, SourceRef
+from evidence.gate import SourceRef
 from evidence.store import encode_segment
 from tasks.context import RunContext, settle_all
 from tasks.datums import TrainedSequence, datum_of
 from tasks.fixed_inputs import fixed_batch
+from tasks.gate_answer import GateAnswer
 from tasks.learner import Learner
 from tasks.provenance import initialization_provenance
 from tasks.trainer import Trainer
@@ -22,7 +23,7 @@ from tasks.trainer import Trainer
 SCOPE = "float32 trainer log-probabilities of every target token of the fixed batch"
 
 
-async def check_restoration(ctx: RunContext, learners: Mapping[str, Learner]) -> GateResult:
+async def check_restoration(ctx: RunContext, learners: Mapping[str, Learner]) -> GateAnswer:
     """Load every arm's client from the initialization checkpoint and compare what they are.
 
     The clients stay open: they are the ones that are trained. Writes: loads, the output of the
@@ -34,7 +35,8 @@ async def check_restoration(ctx: RunContext, learners: Mapping[str, Learner]) ->
     name = f"initialization-provenance-{digest(provenance)[:12]}.json"
     path = ctx.run.write_file(name, canonical_bytes(provenance) + b"\n")
     result = restoration.validate(ctx.spec.raw, provenance)
-    return result.to_gate((SourceRef(path, digest_of_file(ctx, path)),))
+    gate = result.to_gate((SourceRef(path, digest_of_file(ctx, path)),))
+    return GateAnswer(gate, {"initialization_provenance": provenance})
 
 
 async def _capture(ctx: RunContext, learner: Learner) -> None:

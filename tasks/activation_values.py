@@ -1,0 +1,90 @@
+"""What the pilot retained, and the gate's metrics computed from it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+
+from losses.gate_metrics import GateMetric, PilotEvidence, PilotUpdate, measure_all
+from losses.token_arrays import TokenArrays
+from tasks.context import RunContext
+
+PHASE = "pilot"
+
+
+def activation_metrics(ctx: RunContext) -> dict[str, GateMetric]:
+    """Every metric that the spec's gate names, measured or with the reason why not."""
+    gate = ctx.spec.activation_gate
+    names = [] if gate is None else [check.metric for check in gate.checks]
+    return measure_all(names, pilot_evidence(ctx))
+
+
+def pilot_evidence(ctx: RunContext) -> PilotEvidence:
+    """What the tables of the phase ``pilot`` hold of the piloted arm."""
+    arm = ctx.execution.pilot.arm
+    updates = [
+        _update(ctx, arm, int(key[2])) for key in ctx.run.keys("updates", prefix=(arm, PHASE))
+    ]
+    steps = sorted({update.step for update in updates})
+    return PilotEvidence(
+        updates=updates,
+        baseline_clip=_baseline_clip(ctx),
+        optimizer_steps=_optimizer_steps(ctx, arm),
+        base_models=_base_models(ctx),
+        group_rewards_PG=[group for step in steps for group in _rewards(ctx, arm, step)],
+    )
+
+
+def _update(ctx: RunContext, arm: str, update: int) -> PilotUpdate:
+    table = ctx.run.read_arrow("update_tokens", key=(arm, PHASE, update))
+
+    def column(name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+        return np.asarray(table.column(name).to_numpy(), dtype=np.float64)
+
+    step, position = divmod(update, ctx.execution.rollout.updates_per_step)
+    return PilotUpdate(
+        step=step,
+        position=position,
+        tokens=TokenArrays(
+            target_logprobs_N=column("target_logprob"),
+            sampling_logprobs_N=column("sampling_logprob"),
+            advantages_N=column("advantage"),
+            keep_N=column("keep").astype(bool),
+        ),
+    )
+
+
+def _baseline_clip(ctx: RunContext) -> tuple[float, float] | None:
+    """The ratio clip of the arm that has one, the baseline first."""
+    for arm in sorted(ctx.arms, key=lambda arm: arm.role != "baseline"):
+        if arm.loss is not None and arm.loss["kind"] == "grpo_clip":
+            return float(arm.loss["clip_low_threshold"]), float(arm.loss["clip_high_threshold"])
+    return None
+
+
+def _optimizer_steps(ctx: RunContext, arm: str) -> dict[int, int]:
+    """Optimizer steps as logged, by rollout step; a step that was replayed counts once."""
+    applied: dict[int, set[int]] = defaultdict(set)
+    for event in ctx.run.events("step_outcome"):
+        mine = (event["arm"], event["phase"]) == (arm, PHASE)
+        if mine and event["outcome"].startswith("applied"):
+            applied[event["update"] // ctx.execution.rollout.updates_per_step].add(event["update"])
+    return {step: len(updates) for step, updates in applied.items()}
+
+
+def _base_models(ctx: RunContext) -> list[str] | None:
+    """The model name that every created client reported; None if one of them did not."""
+    names = [event["info"]["base_model"] for event in ctx.run.events("client_opened")]
+    return None if not names or None in names else names
+
+
+def _rewards(ctx: RunContext, arm: str, step: int) -> list[list[float]]:
+    table = ctx.run.read_arrow("rollouts", key=(arm, PHASE, step))
+    groups: dict[int, list[float]] = defaultdict(list)
+    for group, reward in zip(
+        table.column("group").to_pylist(), table.column("reward").to_pylist(), strict=True
+    ):
+        groups[group].append(reward)
+    return [groups[group] for group in sorted(groups)]

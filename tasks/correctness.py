@@ -1,0 +1,205 @@
+"""Correctness preflight, measured: the losses through the path that trains, on fixed inputs.
+
+First the baseline's loss through the custom path, with no treatment in it, against the service's
+own built-in loss and the reference; then the treatment's loss against the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evidence import correctness
+from evidence.canonical import canonical_bytes, digest
+from evidence.gate import SourceRef
+from losses.errors import LossConfigError
+from tasks.arms import ArmPlan
+from tasks.context import RunContext
+from tasks.datums import TrainedSequence, builtin_datum_of, datum_of, loss_inputs_of
+from tasks.failures import PermanentServiceError
+from tasks.fixed_inputs import fixed_batch, forced_inputs, stale
+from tasks.gate_answer import GateAnswer
+from tasks.minibatch import loss_of
+from tasks.parity_measurements import (
+    Comparison,
+    GradientProbe,
+    against_builtin_step,
+    against_builtin_value,
+    against_reference,
+    packed_against_unpacked,
+    served_sums,
+    worst,
+)
+from tasks.reference_terms import builtin_loss
+from tasks.restoration import digest_of_file
+from tasks.revisions import executed_revision, implementation_revision
+from tasks.service import LoraSettings
+from tasks.trainer import Trainer
+
+
+async def check_correctness(ctx: RunContext) -> GateAnswer:
+    """Measure every planned path and hold the errors against the spec's tolerances.
+
+    Writes: the inputs and every comparison, as evidence files. Calls the service with clients of
+    its own, which are released. Safe to repeat.
+    """
+    paths = [] if ctx.spec.correctness_preflight is None else ctx.spec.raw["correctness_preflight"]
+    plans = paths.get("paths") or [] if isinstance(paths, Mapping) else []
+    if not plans:
+        result = correctness.validate(ctx.spec.raw, None)
+        return GateAnswer(result.to_gate())
+    measured = await _measure(ctx)
+    path = ctx.run.write_file(
+        f"correctness-{digest(measured)[:12]}.json", canonical_bytes(measured) + b"\n"
+    )
+    report = {"required": True, "paths": [_report(ctx, plan, measured) for plan in plans]}
+    result = correctness.validate(ctx.spec.raw, report)
+    gate = result.to_gate((SourceRef(path, digest_of_file(ctx, path)),))
+    return GateAnswer(gate, {"correctness_preflight": report})
+
+
+async def _measure(ctx: RunContext) -> dict[str, Any]:
+    """Every comparison of baseline and treatment, with the inputs they were made on."""
+    baseline, treatment = _arm(ctx, "baseline"), _arm(ctx, "treatment")
+    trainer = await ctx.service.create_trainer(_plain(ctx.lora), label="correctness")
+    try:
+        before = await trainer.forward([datum_of(sequence) for sequence in fixed_batch(ctx)])
+        batch = stale(fixed_batch(ctx), before)
+        found = {
+            "baseline": await _through_the_service(ctx, trainer, loss_of(baseline), batch),
+            "reference": await _through_the_service(ctx, trainer, loss_of(treatment), batch),
+        }
+    finally:
+        await trainer.close()
+    found["baseline"] += await _against_builtin(ctx, loss_of(baseline), batch, before)
+    return {
+        "inputs": [_input_record(sequence) for sequence in batch],
+        "forced_inputs": forced_inputs().to_record(),
+        "losses": {"baseline": loss_of(baseline), "reference": loss_of(treatment)},
+        "comparisons": {
+            name: [comparison.to_record() for comparison in comparisons]
+            for name, comparisons in found.items()
+        },
+    }
+
+
+def _arm(ctx: RunContext, role: str) -> ArmPlan:
+    """The trained arm of a role, else the first trained one (a control has only one kind)."""
+    of_role = [arm for arm in ctx.trained_arms if arm.role == role]
+    return (of_role or list(ctx.trained_arms))[0]
+
+
+def _plain(lora: LoraSettings) -> LoraSettings:
+    """The adapter without any optimizer held by the service: a probe takes steps of its own."""
+    return LoraSettings(
+        base_model=lora.base_model,
+        rank=lora.rank,
+        seed=lora.seed,
+        train_attn=lora.train_attn,
+        train_mlp=lora.train_mlp,
+        train_unembed=lora.train_unembed,
+    )
+
+
+async def _through_the_service(
+    ctx: RunContext, trainer: Trainer, loss: Mapping[str, Any], batch: Sequence[TrainedSequence]
+) -> list[Comparison]:
+    """One loss on real log-probabilities through the SDK, and on made-up ones without it."""
+    try:
+        probe = GradientProbe(loss, [loss_inputs_of(sequence) for sequence in batch])
+        metrics = await trainer.forward_backward_custom(
+            [datum_of(sequence) for sequence in batch], probe
+        )
+        forced = forced_inputs()
+        offline = GradientProbe(loss, forced.inputs_D)
+        offline.run(forced.target_logprobs_D)
+        return [
+            *against_reference(loss, probe, "served log-probabilities"),
+            *packed_against_unpacked(loss, probe, "served log-probabilities"),
+            *served_sums(probe, metrics),
+            *against_reference(loss, offline, "forced log-probabilities"),
+            *packed_against_unpacked(loss, offline, "forced log-probabilities"),
+        ]
+    except LossConfigError as error:
+        ctx.run.append("correctness_not_measured", reason=str(error))
+        return []
+
+
+async def _against_builtin(
+    ctx: RunContext,
+    loss: Mapping[str, Any],
+    batch: Sequence[TrainedSequence],
+    before: Sequence[NDArray[np.float32]],
+) -> list[Comparison]:
+    """The baseline's loss against the built-in one, each on a client of its own, one step each."""
+    stock = builtin_loss(loss)
+    if stock is None:
+        ctx.run.append("builtin_not_compared", reason=f"no built-in loss computes {loss}")
+        return []
+    name, config = stock
+    ours = await ctx.service.create_trainer(_plain(ctx.lora), label="correctness-custom")
+    theirs = await ctx.service.create_trainer(_plain(ctx.lora), label="correctness-builtin")
+    try:
+        probe = GradientProbe(loss, [loss_inputs_of(sequence) for sequence in batch])
+        await ours.forward_backward_custom([datum_of(sequence) for sequence in batch], probe)
+        builtin = [builtin_datum_of(sequence) for sequence in batch]
+        metrics = await theirs.forward_backward(builtin, name, config)
+        await ours.optim_step(ctx.adam)
+        await theirs.optim_step(ctx.adam)
+        plain = [datum_of(sequence) for sequence in batch]
+        moved, moved_stock = await ours.forward(plain), await theirs.forward(plain)
+        again = await theirs.forward(plain)
+    except PermanentServiceError as error:
+        ctx.run.append("builtin_not_compared", reason=str(error))
+        return []
+    finally:
+        await ours.close()
+        await theirs.close()
+    found = against_builtin_value(probe, metrics)
+    if all(map(np.array_equal, moved_stock, again)):
+        found.append(against_builtin_step(before, moved, moved_stock))
+    else:
+        ctx.run.append("builtin_not_compared", reason="the service does not repeat its own scores")
+    return found
+
+
+def _report(
+    ctx: RunContext, plan: Mapping[str, Any], measured: Mapping[str, Any]
+) -> dict[str, Any]:
+    """One path of the contract's report."""
+    tolerances = plan.get("tolerances") or {}
+    errors = {}
+    for side in ("baseline", "reference"):
+        comparisons = [Comparison(**one) for one in measured["comparisons"][side]]
+        for check in ("loss", "gradient"):
+            if any(one.check == check for one in comparisons):
+                bound = tolerances.get(f"{side}_{check}") or {}
+                errors[f"{side}_{check}"] = dict(worst(comparisons, check, bound))
+    inputs = {name: measured[name] for name in ("inputs", "forced_inputs")}
+    return {
+        "id": plan.get("id"),
+        "fixed_input": {
+            "sha256": digest(inputs),
+            "description": "canonical JSON of inputs and forced_inputs in the correctness file: "
+            "stale served sequences and made-up ones, both signs, zeros, both sides of thresholds",
+        },
+        "baseline_revision": executed_revision(plan.get("baseline_revision")),
+        "reference_revision": executed_revision(plan.get("reference_revision")),
+        "implementation_revision": implementation_revision(),
+        "precision": "float32 log-probabilities as served; the loss in float64 on the client",
+        "normalization": "sum over loss tokens, divided by 1",
+        "errors": errors,
+        "lr_scaling": [],
+    }
+
+
+def _input_record(sequence: TrainedSequence) -> dict[str, Any]:
+    return {
+        "tokens": sequence.tokens.tolist(),
+        "loss_mask": sequence.loss_mask.tolist(),
+        "sampling_logprobs": sequence.sampling_logprobs.tolist(),
+        "advantages": sequence.advantages.tolist(),
+    }

@@ -1,0 +1,33 @@
+"""The gates that need no service: is the spec fit to run, and was generated data audited."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from evidence import generation_audit, spec_preflight
+from tasks.context import RunContext
+from tasks.gate_answer import GateAnswer
+
+
+async def check_spec(ctx: RunContext) -> GateAnswer:
+    """List what in the spec would make a run of it pointless."""
+    return GateAnswer(spec_preflight.validate(ctx.spec.raw).to_gate())
+
+
+async def check_generated_data(ctx: RunContext) -> GateAnswer:
+    """Judge the audit of generated training data; not applicable where none is generated.
+
+    An environment that generates tasks offers the audit's report and files; one that does not
+    offers nothing, and where an audit is required its absence is what is found.
+    """
+    offered = getattr(ctx.environment, "generation_report", None)
+    report: dict[str, Any] | None = offered() if callable(offered) else None
+    report = report or {}
+    result = generation_audit.validate_for_spec(
+        ctx.spec.raw,
+        report.get("report"),
+        tasks=report.get("tasks"),
+        evaluation=report.get("evaluation"),
+    )
+    blocks = {"generation_audit": report["report"]} if report.get("report") else {}
+    return GateAnswer(result.to_gate(), blocks)
