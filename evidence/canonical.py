@@ -16,7 +16,9 @@ MAX_DEPTH = 200
 MAX_NUMBER_CHARS = 400
 _SEED_RANGE = 2**31
 
-_JSON_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+# The closing quote is optional, so that an open string is passed over once: otherwise the search
+# would start again at each quote in it, and take time that grows with the square of the length.
+_JSON_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 _NO_BRACKET = re.compile(r"[^\[\]{}]+")
 _STEP = {"[": 1, "{": 1, "]": -1, "}": -1}
 
