@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
 
 from deploy.local_service import (
     replies,
@@ -17,10 +18,11 @@ from deploy.local_service import (
     routes_sessions,
     routes_training,
 )
+from deploy.local_service.asgi import App
 from deploy.local_service.errors import ApiError
 from deploy.local_service.gate import Gate
 from deploy.local_service.service import Service
-from deploy.local_service.transport_faults import App, TransportFaults
+from deploy.local_service.transport_faults import TransportFaults
 
 PREFIX = "/api/v1"
 
@@ -53,6 +55,7 @@ def build_app(service: Service) -> App:
         api.include_router(router, prefix=PREFIX)
     api.add_exception_handler(ApiError, replies.on_api_error)
     api.add_exception_handler(RequestValidationError, replies.on_invalid_body)
+    api.add_exception_handler(HTTPException, replies.on_http_error)
     api.add_exception_handler(OSError, replies.on_disk_error)
     api.add_exception_handler(Exception, replies.on_defect)
     return gate if transport is None else transport

@@ -7,8 +7,16 @@ import json
 from collections.abc import MutableMapping
 from typing import Any
 
+from deploy.local_service.asgi import (
+    App,
+    BodyTooLargeError,
+    Receive,
+    Send,
+    read_body,
+    replaying,
+    send_json,
+)
 from deploy.local_service.errors import ApiError
-from deploy.local_service.transport_faults import App, Message, Receive, Send
 
 OPEN_PATHS = frozenset({"/api/v1/healthz"})
 """Paths that need no key."""
@@ -32,7 +40,12 @@ class Gate:
         if error is not None:
             await _refuse(send, error)
             return
-        await self._app(scope, self._limited(receive), send)
+        try:
+            body = await read_body(receive, limit=self._max_body_bytes)
+        except BodyTooLargeError:
+            await _refuse(send, self._too_large())
+            return
+        await self._app(scope, replaying(body, receive), send)
 
     def _refusal(self, path: str, headers: dict[bytes, bytes]) -> ApiError | None:
         if self._api_key is not None and path not in OPEN_PATHS:
@@ -47,26 +60,7 @@ class Gate:
     def _too_large(self) -> ApiError:
         return ApiError(413, "too_large", f"body: expected at most {self._max_body_bytes} bytes")
 
-    def _limited(self, receive: Receive) -> Receive:
-        taken = 0
-
-        async def limited() -> Message:
-            nonlocal taken
-            message = await receive()
-            taken += len(message.get("body", b""))
-            if taken > self._max_body_bytes:
-                raise self._too_large()
-            return message
-
-        return limited
-
 
 async def _refuse(send: Send, error: ApiError) -> None:
     body = json.dumps(error.body()).encode()
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-        (b"connection", b"close"),
-    ]
-    await send({"type": "http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    await send_json(send, error.status, body, {"connection": "close"})

@@ -8,6 +8,7 @@ import secrets
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
 
 from deploy.local_service.errors import ApiError, invalid_request
 from deploy.local_service.futures import Outcome
@@ -36,6 +37,13 @@ async def on_invalid_body(request: Request, error: Exception) -> Response:
     """Answer 400 to a body of the wrong form, naming field, value and expectation."""
     errors = error.errors() if isinstance(error, RequestValidationError) else []
     return await on_api_error(request, invalid_request(first_error(list(errors))))
+
+
+async def on_http_error(request: Request, error: Exception) -> Response:
+    """Answer to a path or method that is not served."""
+    status = error.status_code if isinstance(error, HTTPException) else 404
+    text = f"{request.method} {request.url.path}: not served here"
+    return await on_api_error(request, ApiError(status, "not_found", text))
 
 
 async def on_defect(request: Request, error: Exception) -> Response:

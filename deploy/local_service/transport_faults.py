@@ -10,21 +10,17 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import MutableMapping
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from deploy.local_service import wire_schema
+from deploy.local_service.asgi import App, Message, Receive, Send, read_body, replaying, send_json
 
 PREFIX = "/api/v1/"
 CONTROL_PATHS = ("local/", "healthz")
 """Paths that no rule touches unless it names them."""
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 CAPACITY_EXHAUSTED = "engine refused work: trainer capacity exhausted"
 """Text of a capacity answer that comes as a failed promise, without any status."""
@@ -145,8 +141,8 @@ class TransportFaults:
         if scope["type"] != "http" or not self.rules:
             await self._app(scope, receive, send)
             return
-        body = await _read_body(receive)
-        replay = _replaying(body, receive)
+        body = await read_body(receive)
+        replay = replaying(body, receive)
         path = str(scope["path"]).removeprefix(PREFIX)
         if path == "retrieve_future" and await self._answer_failing(body, send):
             return
@@ -174,7 +170,7 @@ class TransportFaults:
         send: Send,
     ) -> None:
         if action.kind == "status":
-            await _send_json(send, action.status, action.body(), action.headers)
+            await send_json(send, action.status, action.body(), action.headers)
         elif action.kind == "drop_before":
             await _drop(send)
         elif action.kind == "drop_after":
@@ -198,7 +194,7 @@ class TransportFaults:
         except ValueError:
             samples = 1
         answer["sample_sequence_ids"] = [f"{request_id}:{index}" for index in range(samples)]
-        await _send_json(send, 200, json.dumps(answer).encode(), {})
+        await send_json(send, 200, json.dumps(answer).encode(), {})
 
     async def _answer_failing(self, body: bytes, send: Send) -> bool:
         try:
@@ -208,47 +204,11 @@ class TransportFaults:
         if action is None:
             return False
         if action.kind == "poll_status":
-            await _send_json(send, action.status, action.body(), action.headers)
+            await send_json(send, action.status, action.body(), action.headers)
         else:
             text = {"error": action.error, "category": action.category}
-            await _send_json(send, 200, json.dumps(text).encode(), {})
+            await send_json(send, 200, json.dumps(text).encode(), {})
         return True
-
-
-async def _read_body(receive: Receive) -> bytes:
-    parts: list[bytes] = []
-    while True:
-        message = await receive()
-        if message["type"] != "http.request":
-            return b"".join(parts)
-        parts.append(message.get("body", b""))
-        if not message.get("more_body", False):
-            return b"".join(parts)
-
-
-def _replaying(body: bytes, receive: Receive) -> Receive:
-    given = False
-
-    async def replay() -> Message:
-        nonlocal given
-        if not given:
-            given = True
-            return {"type": "http.request", "body": body, "more_body": False}
-        return await receive()
-
-    return replay
-
-
-async def _send_json(send: Send, status: int, body: bytes, headers: Mapping[str, str]) -> None:
-    fields = {"content-type": "application/json", "content-length": str(len(body)), **headers}
-    await send(
-        {
-            "type": "http.response.start",
-            "status": status,
-            "headers": [(key.encode(), value.encode()) for key, value in fields.items()],
-        }
-    )
-    await send({"type": "http.response.body", "body": body})
 
 
 async def _swallow(_: Message) -> None:
