@@ -1,0 +1,88 @@
+"""The arithmetic of one decoder layer, on rows of tokens, in shapes that keep every row's bits.
+
+A result must depend on the request and the weights alone, not on what else is in the batch. That
+holds because every operation here treats rows apart from each other, and because the library
+routines that would choose another order of summation for other sizes are called in sizes where
+they do not (`checks.check_rows` measures it on the machine at hand):
+
+* matrix products over tokens have a multiple of `ROW_QUANTUM` rows;
+* attention has a multiple of `KEY_QUANTUM` keys, the surplus masked, and sums the values in pages
+  of `KEY_PAGE` keys, one page after the other;
+* attention has at least `ROW_QUANTUM` / 2 rows of queries per key/value head.
+
+Shape suffixes: N rows (tokens), B sequences, Q queries, K keys, G key/value heads, R query heads
+per key/value head, D head_dim, H hidden.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+ROW_QUANTUM = 8
+KEY_QUANTUM = 64
+KEY_PAGE = 256
+QUERY_ROWS = 4
+"""Fewest rows of queries per key/value head in one product."""
+
+
+def padded(count: int, quantum: int) -> int:
+    """Return the smallest positive multiple of a quantum that is not below a count."""
+    return max(1, -(-count // quantum)) * quantum
+
+
+def linear(rows_NI: Tensor, weight_OI: Tensor) -> Tensor:
+    """Return ``rows @ weight.T``, [N, O]; N is a multiple of `ROW_QUANTUM`."""
+    return F.linear(rows_NI, weight_OI)
+
+
+def rms_norm(rows_NH: Tensor, weight_H: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+    """Return ``x * rsqrt(mean(x^2) + eps) * weight`` in another dtype, computed in float32."""
+    return F.rms_norm(rows_NH, (rows_NH.shape[-1],), weight_H, eps).to(dtype)
+
+
+def rotate(heads_NAD: Tensor, cos_N1C: Tensor, sin_N1C: Tensor) -> Tensor:
+    """Turn the pairs (n, n + D/2) of each head by the angle of the row's position.
+
+    Args:
+        heads_NAD: [N, heads, D].
+        cos_N1C: [N, 1, D/2], in the dtype of the heads.
+        sin_N1C: likewise.
+    """
+    first, second = heads_NAD.chunk(2, -1)
+    return torch.cat(
+        (first * cos_N1C - second * sin_N1C, second * cos_N1C + first * sin_N1C), dim=-1
+    )
+
+
+def gated(gate_up_N2M: Tensor) -> Tensor:
+    """Return ``silu(gate) * up``, [N, M]."""
+    gate, up = gate_up_N2M.chunk(2, -1)
+    return F.silu(gate) * up
+
+
+def attend(q_BGQD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, mask_B1QK: Tensor) -> Tensor:
+    """Return softmax attention of queries over keys, [B, G, Q, D].
+
+    Args:
+        q_BGQD: [B, G, Q, D]; Q runs over queries and the query heads that share a key/value head;
+            at least `QUERY_ROWS`.
+        k_BGKD: [B, G, K, D]; K a multiple of `KEY_QUANTUM`.
+        v_BGKD: likewise.
+        mask_B1QK: [B, 1, Q, K], 0 where a query sees a key and -inf elsewhere; every query sees at
+            least one key.
+    """
+    keys = k_BGKD.shape[2]
+    scores = torch.matmul(q_BGQD, k_BGKD.transpose(2, 3)).float() * q_BGQD.shape[-1] ** -0.5
+    weights = torch.softmax(scores + mask_B1QK, dim=-1).to(v_BGKD.dtype)
+    out = torch.matmul(weights[..., :KEY_PAGE], v_BGKD[:, :, :KEY_PAGE])
+    for start in range(KEY_PAGE, keys, KEY_PAGE):
+        end = start + KEY_PAGE
+        out = out + torch.matmul(weights[..., start:end], v_BGKD[:, :, start:end])
+    return out
+
+
+def log_normalizers(logits_NV: Tensor) -> Tensor:
+    """Return ``log(sum(exp(logits)))`` of every row, [N]."""
+    return torch.logsumexp(logits_NV, dim=-1)
