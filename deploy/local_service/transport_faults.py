@@ -11,9 +11,9 @@ import asyncio
 import hashlib
 import json
 from collections.abc import MutableMapping
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from deploy.local_service import wire_schema
 from deploy.local_service.asgi import App, Message, Receive, Send, read_body, replaying, send_json
@@ -72,7 +72,7 @@ class FaultRule(BaseModel):
     every: int = Field(default=1, ge=1)
     """Act on each nth matching call."""
     count: int | None = Field(default=1, ge=0)
-    """How often to act; None is for ever."""
+    """How often to act; None is for ever, and the default where there is a `rate`."""
     rate: float | None = Field(default=None, ge=0, le=1)
     """Act on this fraction of the matching calls instead, chosen by `seed`."""
     seed: int = 0
@@ -82,6 +82,12 @@ class FaultRule(BaseModel):
     """Matching calls so far."""
     hits: int = 0
     """Calls acted on so far."""
+
+    @model_validator(mode="after")
+    def _rates_go_on(self) -> Self:
+        if self.rate is not None and "count" not in self.model_fields_set:
+            self.count = None
+        return self
 
     def matches(self, path: str, identity: str) -> bool:
         """Say whether the rule is about a call."""
