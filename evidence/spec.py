@@ -16,6 +16,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 from evidence.canonical import digest
 from evidence.errors import InputError
 from evidence.parsing import Many, Name, OpenRecord, Seed, build, json_path, read_object, walk
+from evidence.values import spec_mapping
 
 DECISION_METHODS = ("paired_hoeffding", "paired_betting")
 _GRID_KEYS = ("lr_grid", "lrs", "learning_rates", "learning_rate_grid")
@@ -297,7 +298,7 @@ class Spec(_TakesOneRate):
         Raises:
             InputError: naming the field, its value and what was expected.
         """
-        document = spec_mapping(read_object(raw, where=where))
+        document = dict(spec_mapping(read_object(raw, where=where)))
         spec = build(cls, document, where=where)
         spec._raw = copy.deepcopy(document)
         spec._digest = digest(document)
@@ -333,18 +334,6 @@ class Spec(_TakesOneRate):
     def primary_endpoint_text(self) -> str:
         """The endpoint as reports must repeat it: ``primary_endpoint``, else the eval metric."""
         return self.primary_endpoint or self.eval.metric
-
-
-def spec_mapping(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the spec of a document that is one, or that carries one under ``spec``.
-
-    A triage document holds the spec beside its own fields. A document with arms of its own is a
-    spec, whatever else it holds.
-    """
-    inner = document.get("spec")
-    if "arms" not in document and isinstance(inner, Mapping):
-        return dict(inner)
-    return dict(document)
 
 
 _PROSE = frozenset(
