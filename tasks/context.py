@@ -80,6 +80,11 @@ class RunContext:
         self._environment = environment
 
     @property
+    def has_environment(self) -> bool:
+        """Whether the environment has been built."""
+        return self._environment is not None
+
+    @property
     def trained_arms(self) -> tuple[ArmPlan, ...]:
         """The arms that are trained."""
         return tuple(arm for arm in self.arms if arm.trained)

@@ -98,6 +98,15 @@ class Service:
         self._open: list[tinker.ServiceClient] = []
         quiet_sdk(settings)
 
+    def follow(
+        self,
+        *,
+        steps_completed: Callable[[], int],
+        on_wait: Callable[[str, Failure, float], None],
+    ) -> None:
+        """Count steps and report waits for a run, once there is one."""
+        self._steps_completed, self._on_wait = steps_completed, on_wait
+
     async def reach(self) -> ServerInfo:
         """Find out within seconds whether the service is there, before the SDK is started.
 

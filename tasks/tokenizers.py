@@ -42,3 +42,11 @@ def prepare_environment(ctx: RunContext, tokenizer_id: str | None) -> None:
         seed=ctx.arms[0].seed,
         system_prompt=execution.system_prompt,
     )
+
+
+def restore_environment(ctx: RunContext) -> None:
+    """Build the environment again after a restart, with the tokenizer that the probe found."""
+    if ctx.has_environment:
+        return
+    probes = ctx.run.events("probe")
+    prepare_environment(ctx, probes[0]["info"]["tokenizer"] if probes else None)

@@ -1,0 +1,10 @@
+"""The bundle and the report, written when a run has ended."""
+
+from __future__ import annotations
+
+from tasks.context import RunContext
+
+
+async def write_reports(ctx: RunContext) -> None:
+    """Seal the bundle and render the report from it."""
+    ctx.tell("report", "bundle and report")

@@ -1,0 +1,31 @@
+"""The steps of a run, each one Prefect task inside a flow and a plain call outside of one."""
+
+from __future__ import annotations
+
+from tasks import (
+    correctness,
+    evaluation,
+    feasibility,
+    initialization,
+    paper_gates,
+    pilot,
+    probe,
+    restoration,
+    rollout,
+    training,
+)
+from tasks.run_task import RunTask
+
+SPEC_PREFLIGHT = RunTask(paper_gates.check_spec, name="spec-preflight")
+SERVICE_PROBE = RunTask(probe.probe_service, name="service-probe")
+GENERATION_AUDIT = RunTask(paper_gates.check_generated_data, name="generation-audit")
+CORRECTNESS = RunTask(correctness.check_correctness, name="correctness-preflight")
+INITIALIZATION = RunTask(initialization.ensure_initialization, name="initialization-checkpoint")
+RESTORATION = RunTask(restoration.check_restoration, name="restoration-preflight")
+EVALUATOR = RunTask(evaluation.check_canaries, name="evaluator")
+ACTIVATION = RunTask(pilot.check_activation, name="activation-pilot")
+FEASIBILITY = RunTask(feasibility.check_feasibility, name="feasibility")
+ROLLOUT = RunTask(rollout.sample_rollout, name="rollout")
+UPDATE = RunTask(training.train_update, name="update")
+CHECKPOINT = RunTask(training.save_checkpoint, name="checkpoint")
+EVALUATION = RunTask(evaluation.evaluate, name="evaluation")
