@@ -227,12 +227,13 @@ class Service:
         """
         if client in self._open:
             self._open.remove(client)
-        close = getattr(client, "close", None)
-        if close is None:  # older SDKs end a session by silence alone
+        if not hasattr(client, "close"):  # older SDKs end a session by silence alone
             return False
         try:
             await self.call(
-                "close session", lambda: _finished(close()), self.settings.deadlines.close
+                "close session",
+                lambda: _finished(client.close("success")),
+                self.settings.deadlines.close,
             )
         except (ServiceError, RuntimeError):
             return False
@@ -268,8 +269,8 @@ class Service:
         """Let go of a client that did not work; ending its session is tried without waiting."""
         if client in self._open:
             self._open.remove(client)
-        if (close := getattr(client, "close", None)) is not None:
-            in_thread(lambda: _finished(close()), "drop session")
+        if hasattr(client, "close"):
+            in_thread(lambda: _finished(client.close("errored")), "drop session")
 
     def _new_client(self) -> tinker.ServiceClient:
         parameters = inspect.signature(tinker.ServiceClient.__init__).parameters
