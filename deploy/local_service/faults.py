@@ -16,7 +16,7 @@ import numpy as np
 
 from deploy.local_service.errors import invalid_request
 from deploy.local_service.requests import AdamParams, Sample
-from deploy.local_service.wire import Array, SampleResult, SequenceResult, WireDatum
+from deploy.local_service.wire import Array, SampleResult, SequenceResult, TopK, WireDatum
 
 FAULTS: Mapping[str, str] = {
     "mean_instead_of_sum": "the loss is divided by the number of trained tokens of the request",
@@ -124,8 +124,15 @@ class SemanticFaults:
 
     # ---- sampling
 
-    def sample_request(self, request: Sample) -> Sample:
-        """Return the sampling request as the faulty service would read it."""
+    def sample_request(self, request: Sample, *, vocab_size: int) -> Sample:
+        """Return the sampling request as the faulty service would read it.
+
+        Args:
+            request: what was asked for.
+            vocab_size: tokens of the model; the faults about distributions need all of them.
+        """
+        if self.on("temperature_scaled_logprobs") or self.on("top_p_renormalised_logprobs"):
+            request = request.model_copy(update={"topk_sample_logprobs": vocab_size})
         if self.on("ignored_seed"):
             params = request.sampling_params.model_copy(update={"seed": secrets.randbits(62)})
             request = request.model_copy(update={"sampling_params": params})
@@ -133,7 +140,7 @@ class SemanticFaults:
 
     def sample_result(self, request: Sample, result: SampleResult) -> SampleResult:
         """Return the sampling result as the faulty service would give it."""
-        sequences = list(result.sequences)
+        sequences = [self._distorted(request, sequence) for sequence in result.sequences]
         if self.on("duplicate_samples") and request.sampling_params.seed is not None:
             sequences = [sequences[0]] * len(sequences)
         if self.on("stop_token_missing"):
@@ -144,6 +151,39 @@ class SemanticFaults:
         if prompt is not None and self.on("prompt_logprobs_shifted"):
             prompt = np.roll(prompt, 1)
         return dataclasses.replace(result, sequences=sequences, prompt_logprobs_P=prompt)
+
+    def _distorted(self, request: Sample, sequence: SequenceResult) -> SequenceResult:
+        """Replace log-probabilities by those of the distribution that was really drawn from."""
+        tempered = self.on("temperature_scaled_logprobs")
+        nucleus = self.on("top_p_renormalised_logprobs")
+        if sequence.topk is None or not (tempered or nucleus):
+            return sequence
+        params = request.sampling_params
+        rows = sequence.topk.logprobs.astype(np.float64)
+        found = np.asarray(sequence.logprobs, np.float64)
+        if tempered and params.temperature > 0:
+            rows, found = rows / params.temperature, found / params.temperature
+            found = found - _log_sum_exp(rows)
+            rows = rows - _log_sum_exp(rows)[:, None]
+        if nucleus:
+            found = found - _log_nucleus_mass(rows, top_p=params.top_p)
+        kept = request.topk_sample_logprobs
+        topk = TopK(sequence.topk.token_ids[:, :kept], sequence.topk.logprobs[:, :kept])
+        return dataclasses.replace(sequence, logprobs=found.tolist(), topk=topk if kept else None)
+
+
+def _log_sum_exp(rows: Array) -> Array:
+    highest = rows.max(axis=1)
+    total: Array = highest + np.log(np.exp(rows - highest[:, None]).sum(axis=1))
+    return total
+
+
+def _log_nucleus_mass(rows: Array, *, top_p: float) -> Array:
+    """Return the log of the probability kept by top-p; rows hold log-probabilities, best first."""
+    probabilities = np.exp(rows)
+    before = probabilities.cumsum(axis=1) - probabilities
+    mass: Array = np.log(np.where(before < top_p, probabilities, 0.0).sum(axis=1))
+    return mass
 
 
 def _weight(datum: WireDatum) -> Array | None:

@@ -42,6 +42,7 @@ class SampleJob:
     request: Sample
     prompt: tuple[int, ...]
     targets: Array | None
+    vocab_size: int
 
     @property
     def weights_key(self) -> str:
@@ -129,7 +130,7 @@ class SampleRunner:
             self._futures.resolve(job.promise, Outcome(proto=encode_sample_result(wrong)))
 
         return SampleTask(
-            request=self._faults.sample_request(job.request),
+            request=self._faults.sample_request(job.request, vocab_size=job.vocab_size),
             prompt=job.prompt,
             targets=job.targets,
             finish=finish,

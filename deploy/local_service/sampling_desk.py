@@ -139,7 +139,14 @@ class SamplingDesk:
                 self._context.futures.forget(promise)
                 raise
             self._context.engine.submit_sample(
-                SampleJob(promise, weights, self._bounded(request, prompt, base), prompt, targets)
+                SampleJob(
+                    promise=promise,
+                    source=weights,
+                    request=self._bounded(request, prompt, base),
+                    prompt=prompt,
+                    targets=targets,
+                    vocab_size=base.vocab_size,
+                )
             )
         return {"request_id": request_id, "sample_sequence_ids": list(promise.sequence_ids)}
 
