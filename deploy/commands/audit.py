@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from deploy.exit_codes import ExitCode
-from flows.inputs import read_bytes, read_folder, read_json
 from evidence.audit import audit as audit_record
 from evidence.errors import InputError
 from evidence.execution import ExecutionFile
+from flows.inputs import read_bytes, read_folder, read_json
 
 
 def audit(args: argparse.Namespace) -> int:
