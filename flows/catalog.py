@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evidence.errors import InputError
+from evidence.spec import Spec
 
 SPECS_DIR = Path(__file__).resolve().parent / "specs"
 EXECUTION_SUFFIX = ".execution.json"
@@ -75,6 +76,15 @@ def find_profile(name_or_path: str) -> Path:
         value=name_or_path,
         expected=f"a file, or one of the shipped profiles: {', '.join(shipped_profiles()) or 'none'}",
     )
+
+
+def resolved_from(spec: Spec) -> str | None:
+    """Name of the shipped spec that resolves this one, if there is one."""
+    for name in shipped_specs():
+        shipped = find_spec(name).spec
+        if Spec.parse(shipped.read_bytes(), where=str(shipped)).derived_from == spec.digest:
+            return name
+    return None
 
 
 def _beside(spec: Path) -> SpecFiles:

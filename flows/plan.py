@@ -10,7 +10,7 @@ from typing import Any
 from evidence.errors import InputError
 from evidence.execution import ExecutionFile, contradictions, missing_settings
 from evidence.spec import Spec, unresolved
-from flows.catalog import find_spec, shipped_specs
+from flows.catalog import find_spec, resolved_from
 from tasks.patience import RetryPolicy
 from tasks.progress import Progress, silent
 from tasks.service_settings import ServiceSettings
@@ -114,15 +114,6 @@ def check_launchable(spec: Spec, execution: ExecutionFile) -> None:
         raise InputError(missing[0], None, expected)
     for finding in contradictions(spec, execution):
         raise InputError(finding.field, finding.value, finding.expected, where="execution file")
-
-
-def resolved_from(spec: Spec) -> str | None:
-    """Name of the shipped spec that resolves this one, if there is one."""
-    for name in shipped_specs():
-        candidate = Spec.parse(_bytes(find_spec(name).spec), where=name)
-        if candidate.derived_from == spec.digest:
-            return name
-    return None
 
 
 def _bytes(path: Path) -> bytes:
