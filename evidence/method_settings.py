@@ -13,10 +13,21 @@ from pydantic import Field, model_validator
 from evidence.errors import InputError
 from evidence.parsing import ClosedRecord, Name
 
-Divergence = Literal["binary_tv", "binary_kl", "topk_tv", "topk_kl"]
+Divergence = Literal[
+    "binary_tv",
+    "binary_kl",
+    "topk_tv",
+    "topk_kl",
+    "ratio",
+    "none",
+    "ratio_ablation_positive",
+    "ratio_ablation_negative",
+    "ratio_ablation_both",
+]
 Anchor = Literal["sampling", "recompute"]
 
 Ratio = Annotated[float, Field(gt=0)]
+_ANCHOR = Field(description="the ratio is taken against the sampler's or recomputed values")
 TopK = Annotated[
     int, Field(ge=1, le=1000, description="log-probabilities per position the service must return")
 ]
@@ -52,6 +63,20 @@ class GrpoClip(_Method):
         ]
         | None
     )
+    anchor: Annotated[Anchor, _ANCHOR] = "sampling"
+    log_ratio_limit_nats: Annotated[
+        float | None, Field(gt=0, description="beyond it the gradient is 0; null for no limit")
+    ] = None
+
+
+class Cispo(_Method):
+    """Policy gradient weighted by the clipped, detached ratio."""
+
+    kind: Literal["cispo"]
+    clip_low_threshold: Annotated[
+        float, Field(ge=0, le=1, description="lower bound on the weight; 0 for none")
+    ]
+    clip_high_threshold: Annotated[float, Field(ge=1, description="upper bound on the weight")]
 
 
 class Dppo(_Method):
@@ -64,10 +89,12 @@ class Dppo(_Method):
         Field(description="the mask compares with the sampler's or with recomputed values"),
     ]
     delta_low: Annotated[
-        float, Field(gt=0, description="divergence allowed downwards; it has no usual default")
+        float | None,
+        Field(gt=0, description="divergence allowed downwards; it has no usual default"),
     ]
     delta_high: Annotated[
-        float, Field(gt=0, description="divergence allowed upwards; it has no usual default")
+        float | None,
+        Field(gt=0, description="divergence allowed upwards; it has no usual default"),
     ]
     ratio_cap: Annotated[
         Ratio | None,
@@ -76,7 +103,11 @@ class Dppo(_Method):
     top_k: TopK | None = None
 
     @model_validator(mode="after")
-    def _top_k_where_needed(self) -> Self:
+    def _settings_where_needed(self) -> Self:
+        for name in ("delta_low", "delta_high"):
+            if self.divergence != "none" and getattr(self, name) is None:
+                expected = f"a number above 0, for divergence {self.divergence}"
+                raise InputError(name, None, expected)
         if self.divergence.startswith("topk") and self.top_k is None:
             raise InputError("top_k", None, f"a number of tokens, for divergence {self.divergence}")
         if not self.divergence.startswith("topk") and self.top_k is not None:
@@ -91,6 +122,7 @@ class SdpoTokenLoss(_Method):
     is_clip: Annotated[
         Ratio | None, Field(description="cap of the importance ratio; null for none")
     ]
+    anchor: Annotated[Anchor, _ANCHOR] = "sampling"
 
 
 class SdpoLogitLoss(_Method):
@@ -100,15 +132,16 @@ class SdpoLogitLoss(_Method):
     alpha: Annotated[
         float, Field(ge=0, le=1, description="0 is KL(teacher||student), 1 is KL(student||teacher)")
     ]
-    top_k: TopK
+    top_k: Annotated[TopK | None, Field(description="null for the whole vocabulary")]
     add_tail: Annotated[bool, Field(description="the rest of the mass as one more token")]
     is_clip: Annotated[
         Ratio | None, Field(description="cap of the importance ratio; null for none")
     ]
+    anchor: Annotated[Anchor, _ANCHOR] = "sampling"
 
 
 LossSettings = Annotated[
-    ImportanceSampling | GrpoClip | Dppo | SdpoTokenLoss | SdpoLogitLoss,
+    ImportanceSampling | GrpoClip | Cispo | Dppo | SdpoTokenLoss | SdpoLogitLoss,
     Field(discriminator="kind", description="the loss of the arm, as code"),
 ]
 
@@ -220,7 +253,8 @@ class RolloutCorrection(ClosedRecord):
     """Truncated importance weights between the sampler and the trainer."""
 
     level: Annotated[Literal["token", "sequence"], Field(description="per token or per sequence")]
-    cap: Annotated[float, Field(gt=0, description="largest weight, e.g. 2.0")]
+    threshold: Annotated[float, Field(gt=0, description="largest weight, e.g. 2.0")]
+    batch_normalize: Annotated[bool, Field(description="divide by the mean weight")]
 
     @property
     def config(self) -> dict[str, Any]:
