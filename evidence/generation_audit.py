@@ -228,6 +228,8 @@ def _sample(
     accepted = accepted_tasks(rows)
     if not accepted:
         return 0, [], ["No task was accepted."]
+    if _duplicate_gaps("task", accepted):
+        return None, [], ["The audited sample cannot be determined."]
     expected = select_sample(rows, minimum, seed)
     samples = [as_mapping(sample) for sample in as_list(found.get("samples"))]
     by_id = {s["item_id"]: s for s in samples if isinstance(s.get("item_id"), str)}
