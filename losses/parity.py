@@ -190,8 +190,7 @@ def parity_errors(actual: ArrayLike, reference: ArrayLike) -> ErrorSummary:
         raise LossInputError(message)
     if ours.size == 0 or not bool(np.isfinite(ours).all() and np.isfinite(theirs).all()):
         return dict.fromkeys(SUMMARY_NAMES)
-    gap_norm = float(np.linalg.norm(ours - theirs))
-    our_norm, their_norm = float(np.linalg.norm(ours)), float(np.linalg.norm(theirs))
+    gap_norm, our_norm, their_norm = norm(ours - theirs), norm(ours), norm(theirs)
     cosine = None
     if our_norm > 0.0 and their_norm > 0.0:
         cosine = float(np.clip(np.dot(ours / our_norm, theirs / their_norm), -1.0, 1.0))
@@ -201,6 +200,12 @@ def parity_errors(actual: ArrayLike, reference: ArrayLike) -> ErrorSummary:
         "relative_l2_error": gap_norm / their_norm if their_norm > 0.0 else None,
         "cosine_similarity": cosine,
     }
+
+
+def norm(values: Floats) -> float:
+    """Return the Euclidean norm; scaled, so that squares neither overflow nor vanish."""
+    largest = float(np.abs(values).max())
+    return largest * float(np.linalg.norm(values / largest)) if largest > 0.0 else 0.0
 
 
 def torch_result(
