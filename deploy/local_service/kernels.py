@@ -25,6 +25,8 @@ KEY_QUANTUM = 64
 KEY_PAGE = 256
 QUERY_ROWS = 4
 """Fewest rows of queries per key/value head in one product."""
+VOCABULARY_BLOCK = 256
+"""Probabilities are summed in blocks of so many tokens, then over blocks in float64."""
 
 
 def padded(count: int, quantum: int) -> int:
@@ -83,6 +85,28 @@ def attend(q_BGQD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, mask_B1QK: Tensor) ->
     return out
 
 
+def exponentials(logits_NV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the parts of a softmax over the vocabulary.
+
+    Returns:
+        ``maxima`` [N, 1]; ``exponentials`` of logits less maxima, [N, blocks, VOCABULARY_BLOCK],
+        zeros after the vocabulary's end; their sums per block, [N, blocks] float64.
+    """
+    maxima = logits_NV.amax(dim=-1, keepdim=True)
+    values = (logits_NV - maxima).exp_()
+    surplus = -values.shape[1] % VOCABULARY_BLOCK
+    if surplus:
+        values = F.pad(values, (0, surplus))
+    values = values.view(len(values), -1, VOCABULARY_BLOCK)
+    return maxima, values, values.sum(dim=-1).double()
+
+
 def log_normalizers(logits_NV: Tensor) -> Tensor:
-    """Return ``log(sum(exp(logits)))`` of every row, [N]."""
-    return torch.logsumexp(logits_NV, dim=-1)
+    """Return ``log(sum(exp(logits)))`` of every row, [N] float32."""
+    maxima, _, sums = exponentials(logits_NV)
+    return log_normalizers_of(maxima, sums)
+
+
+def log_normalizers_of(maxima_N1: Tensor, sums_NB: Tensor) -> Tensor:
+    """Return what `log_normalizers` returns, from two of the parts that `exponentials` returns."""
+    return (maxima_N1[:, 0].double() + sums_NB.sum(dim=-1).log()).float()

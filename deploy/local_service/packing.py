@@ -250,3 +250,45 @@ def _block(tiles: Sequence[_Tile], *, heads_per_kv: int) -> AttentionBlock:
     mask = torch.zeros(len(tiles), queries, keys)
     mask.masked_fill_(torch.arange(keys) > last_seen[..., None], -torch.inf)
     return AttentionBlock(query_rows, key_rows, mask.repeat_interleave(heads_per_kv, 1)[:, None])
+
+
+def row_batches(sequences: Sequence[PackedSequence], *, max_rows: int) -> list[list[Group]]:
+    """Return all sequences in batches of groups, each of at most so many rows if it can be.
+
+    A group too large for a batch is cut, and its shared beginning computed once per piece; a
+    single sequence with more rows makes a batch of its own. The batches depend on the sequences
+    alone.
+    """
+    pieces = [
+        piece
+        for group in shared_groups(sequences)
+        for piece in _cut(group, sequences, max_rows=max_rows)
+    ]
+    pieces.sort(key=lambda group: len(sequences[group.members[0]].tokens))
+    batches: list[list[Group]] = []
+    used = 0
+    for piece in pieces:
+        rows = piece.rows(sequences)
+        if batches and used + rows <= max_rows:
+            batches[-1].append(piece)
+            used += rows
+        else:
+            batches.append([piece])
+            used = rows
+    return batches
+
+
+def _cut(group: Group, sequences: Sequence[PackedSequence], *, max_rows: int) -> list[Group]:
+    """Split a group into pieces of at most so many rows."""
+    shared = group.shared - sequences[group.members[0]].cached
+    pieces: list[list[int]] = []
+    used = 0
+    for n in group.members:
+        own = len(sequences[n].tokens) - group.shared
+        if pieces and used + own <= max_rows:
+            pieces[-1].append(n)
+            used += own
+        else:
+            pieces.append([n])
+            used = shared + own
+    return [Group(tuple(piece), group.shared) for piece in pieces]

@@ -21,6 +21,10 @@ Project = Callable[[int, str, Tensor, Tensor], Tensor]
 """(layer, field of `LayerWeights`, rows, weight) -> rows @ weight.T"""
 
 
+Keep = Callable[[int, Tensor, Tensor], None]
+"""(layer, keys [N, kv_heads, head_dim], values likewise), told while a packing is computed."""
+
+
 class Attend(Protocol):
     """Attention of one layer over rows."""
 
@@ -96,14 +100,14 @@ class PackedAttention:
         packing: Packing,
         *,
         known: Tensor | None = None,
-        keep: Callable[[int, Tensor, Tensor], None] | None = None,
+        keep: Keep | None = None,
     ) -> None:
         """Prepare.
 
         Args:
             packing: rows and blocks.
             known: [layers, 2, C, kv_heads, head_dim], the pool that ``cache_start`` points into.
-            keep: is given layer, keys [N, G, D] and values [N, G, D] of the rows.
+            keep: told the keys and values of the rows.
         """
         self._packing = packing
         self._known = known
