@@ -50,20 +50,24 @@ class _Rule(NamedTuple):
 _Hit = tuple[int, str]
 """Offset of a finding, and what it is."""
 
-_MASK = re.compile(rb"[*x.]+|redacted|password|pass|secret|changeme", re.I)
+_MASK = re.compile(rb"[*x.]+|redacted", re.I)
 _NOT_LITERAL = re.compile(rb"[{}$<>()\[\]*]|environ|getenv|redacted", re.I)
 _SCHEME = re.compile(rb"(?:bearer|basic|token|digest)\s+", re.I)
 _CODE_NAME = re.compile(rb"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
+_LONG_NAME = 16
+"""A lower-case word of this length without underscores is a value rather than a name in code."""
 
 
 def _is_literal(found: bytes, *, shortest: int) -> bool:
     """Whether what stands after the colon is a value, not the code that fetches one."""
     is_quoted = found.lstrip(b"\\")[:1] in (b"'", b'"')
-    value = _SCHEME.sub(b"", found.strip(b"\\\"' "), count=1).strip(b"\\\"' ")
+    stated, schemes = _SCHEME.subn(b"", found.strip(b"\\\"' "), count=1)
+    value = stated.strip(b"\\\"' ")
     if len(value) < shortest or _NOT_LITERAL.search(value) or b" " in value:
         return False
-    if not is_quoted and _CODE_NAME.fullmatch(value):
-        return b"." not in value and b"_" not in value and not value.islower()
+    if not is_quoted and not schemes and _CODE_NAME.fullmatch(value):
+        word = b"." not in value and b"_" not in value
+        return word and (len(value) >= _LONG_NAME or not value.islower())
     return not (value.isalpha() and value.islower() and len(value) < 16)
 
 
