@@ -119,7 +119,7 @@ class _Judge:
         if not isinstance(report, Mapping):
             raise InputError("decision", report, "an object")
         self._check_form(report)
-        self._check_selection(report, rule)
+        self._check_selection(report)
         observations = Observations.from_rows(self._rows(report))
         self._check_confirmation(report, observations)
         roles, notes = self._map_roles(rule, observations)
@@ -171,7 +171,7 @@ class _Judge:
             raise NotRetainedError("observations", len(rows), f"at most {MAX_ROWS} rows")
         return list(rows)
 
-    def _check_selection(self, report: Mapping[str, Any], rule: DecisionRule) -> None:
+    def _check_selection(self, report: Mapping[str, Any]) -> None:
         features = as_mapping(self.spec.get("experiment_features"))
         selection = report.get("selection")
         if features.get("adaptive_selection") is not True and selection is None:
@@ -181,8 +181,9 @@ class _Judge:
         frozen = selection.get("frozen_before_confirmation")
         if frozen is not True:
             raise InputError("decision.selection.frozen_before_confirmation", frozen, "true")
-        planned = as_mapping(as_mapping(self.spec.get("decision_rule")).get("selection"))
-        if "weight_edit" in (selection.get("kind"), planned.get("kind"), report.get("kind")):
+        rule_block = as_mapping(self.spec.get("decision_rule"))
+        places = (selection, report, as_mapping(rule_block.get("selection")), rule_block)
+        if "weight_edit" in [place.get("kind") for place in places]:
             _check_budgets(selection.get("budgets", report.get("budgets")))
 
     def _check_confirmation(self, report: Mapping[str, Any], observations: Observations) -> None:
