@@ -1,0 +1,420 @@
+"""Check a bundle offline, from its files alone: hashes, means, interval, verdict, consistency.
+
+Nothing outside the bundle's folder is read, nothing at all is written, and no network is used. A
+verification also lists what it could not check, since a bundle proves that its parts agree, not
+that the remote computation took place.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from evidence import attestation, deviations, output, rocrate
+from evidence.audit import audit
+from evidence.bundle_files import BundleFiles, read_bundle_files
+from evidence.canonical import digest, loads_strict, sha256_hex
+from evidence.decision import MEAN_TOLERANCE
+from evidence.errors import InputError, shorten
+from evidence.manifest import CRATE, MANIFEST, STATEMENT, UNLISTED, Manifest, read_manifest
+from evidence.sources import unpack_sources
+from evidence.values import as_list, as_mapping, is_number, same
+from evidence.verdict_inputs import final_verdict, gate_statuses, judge_decision, roles_of
+
+_ARCHIVES: Mapping[bytes, str] = {
+    b"PK\x03\x04": "zip",
+    b"PK\x05\x06": "zip",
+    b"\x1f\x8b": "gzip",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ\x00": "xz",
+    b"7z\xbc\xaf\x27\x1c": "7z",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"Rar!\x1a\x07": "rar",
+    b"PAR1": "parquet",
+}
+_TAR_MARK = slice(257, 262)
+_NEVER_CHECKED = (
+    "whether the remote service computed what it reported: remote execution is not attested",
+    "who made this bundle: it is not signed",
+    "checkpoints: they are references and were not fetched",
+    "grades: the grader was not run again on the predictions",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What was found.
+
+    Attributes:
+        where: the folder.
+        run_id: name of the run, if the manifest could be read.
+        verdict: the verdict as posted, if there is one.
+        problems: what does not hold, one sentence each, naming the file.
+        checked: what was recomputed and holds.
+        unchecked: what could not be checked, and why.
+        recomputed: the recomputed decision, per-arm means and verdict.
+    """
+
+    where: str
+    run_id: str | None
+    verdict: str | None
+    problems: tuple[str, ...]
+    checked: tuple[str, ...]
+    unchecked: tuple[str, ...]
+    recomputed: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything that could be checked holds."""
+        return not self.problems
+
+    def to_record(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        return {
+            "where": self.where,
+            "ok": self.ok,
+            "run_id": self.run_id,
+            "verdict": self.verdict,
+            "problems": list(self.problems),
+            "checked": list(self.checked),
+            "unchecked": list(self.unchecked),
+            "recomputed": dict(self.recomputed),
+        }
+
+
+def verify_bundle(path: str | Path) -> Verification:
+    """Verify a bundle's folder, or the newest bundle of a run directory.
+
+    Args:
+        path: the folder.
+
+    Returns:
+        What holds, what does not, and what could not be checked. Malformed files are problems.
+
+    Raises:
+        InputError: if there is no bundle at that path.
+    """
+    return verify_files(read_bundle_files(path))
+
+
+def verify_files(files: BundleFiles) -> Verification:
+    """Verify a bundle whose files were read."""
+    check = _Check(files)
+    check.run("manifest", check.manifest_is_whole)
+    if check.manifest is not None:
+        for name, step in check.steps().items():
+            check.run(name, step)
+    return check.result()
+
+
+class _Check:
+    """The steps of one verification and what they found."""
+
+    def __init__(self, files: BundleFiles) -> None:
+        self.files = files
+        self.data = files.data
+        self.manifest: Manifest | None = None
+        self.problems: list[str] = list(files.problems)
+        self.checked: list[str] = []
+        self.unchecked: list[str] = []
+        self.recomputed: dict[str, Any] = {}
+        self._values: dict[str, Any] = {}
+
+    def steps(self) -> dict[str, Callable[[], str | None]]:
+        return {
+            "files": self.files_match,
+            "spec": self.spec_matches,
+            "statement": self.statement_matches,
+            "crate": self.crate_matches,
+            "sources": self.sources_match,
+            "predictions": self.predictions_match,
+            "decision": self.decision_matches,
+            "validations": self.validations_match,
+            "result": self.result_is_consistent,
+            "verdict": self.verdict_matches,
+        }
+
+    def run(self, name: str, step: Callable[[], str | None]) -> None:
+        """Take a step; whatever is malformed is a problem of that step."""
+        before = len(self.problems)
+        try:
+            done = step()
+        except InputError as error:
+            self.problems.append(f"{name}: {error}")
+            return
+        if done is not None and len(self.problems) == before:
+            self.checked.append(done)
+
+    def result(self) -> Verification:
+        posted = self._values.get("result.json")
+        return Verification(
+            where=self.files.where,
+            run_id=self.manifest.run_id if self.manifest else None,
+            verdict=as_mapping(posted).get("verdict"),
+            problems=tuple(dict.fromkeys(self.problems)),
+            checked=tuple(self.checked),
+            unchecked=(*self.unchecked, *_NEVER_CHECKED),
+            recomputed=self.recomputed,
+        )
+
+    # ---- steps ---------------------------------------------------------------------------------
+
+    def manifest_is_whole(self) -> str:
+        self.manifest = read_manifest(self._bytes(MANIFEST), where=MANIFEST)
+        omitted = as_list(self.manifest.record.get("omitted"))
+        for entry in omitted:
+            name, why = as_mapping(entry).get("name"), as_mapping(entry).get("reason")
+            self.unchecked.append(f"{shorten(name)[1:-1]}: left out of the bundle ({why})")
+        return "the manifest has the right form"
+
+    def files_match(self) -> str:
+        entries = self._manifest().entries
+        for entry in entries:
+            data = self.data.get(entry.name)
+            if data is None:
+                self.problems.append(f"{entry.name}: listed in the manifest, but missing")
+            elif len(data) != entry.size or sha256_hex(data) != entry.sha256:
+                self.problems.append(f"{entry.name}: its bytes are not those of the manifest")
+            elif entry.rows is not None and data.count(b"\n") != entry.rows:
+                self.problems.append(f"{entry.name}: expected {entry.rows} rows")
+        listed = {entry.name for entry in entries} | set(UNLISTED)
+        for name in sorted(set(self.data) - listed):
+            self.problems.append(f"{shorten(name)[1:-1]}: not listed in the manifest")
+        for name, data in sorted(self.data.items()):
+            kind = _archive_kind(data)
+            if kind is not None:
+                self.problems.append(f"{shorten(name)[1:-1]}: an archive ({kind}) inside a bundle")
+        return f"{len(entries)} files have the size and SHA-256 of the manifest, none is extra"
+
+    def spec_matches(self) -> str:
+        manifest = self._manifest().record
+        pairs = (("spec.json", "spec_sha256"), ("execution.json", "execution_sha256"))
+        identity = as_mapping(self._json("identity.json"))
+        for name, key in pairs:
+            found = digest(self._json(name)) if name in self.data else None
+            for source, record in ((MANIFEST, manifest), ("identity.json", identity)):
+                if record.get(key) != found:
+                    self.problems.append(f"{name}: its digest is not the {key} of {source}")
+        if identity.get("run_id") != manifest.get("run_id"):
+            self.problems.append("identity.json: its run_id is not that of the manifest")
+        return "spec and execution file have the digests of the run's identity"
+
+    def statement_matches(self) -> str:
+        statement = self._json(STATEMENT)
+        self.problems += [
+            f"{STATEMENT}: {issue}" for issue in attestation.statement_issues(statement)
+        ]
+        if attestation.subject_digests(statement) != [sha256_hex(self._bytes(MANIFEST))]:
+            self.problems.append(f"{STATEMENT}: its subject is not this manifest")
+        configuration = ("spec.json", "execution.json", "effective-config.json")
+        decided = as_mapping(as_mapping(self._json("decision.json")).get("decision_validation"))
+        expected = attestation.statement(
+            run_id=self._manifest().run_id,
+            manifest_sha256=sha256_hex(self._bytes(MANIFEST)),
+            verdict=str(self._result().get("verdict", "inconclusive")),
+            criteria=[as_mapping(one) for one in as_list(decided.get("criteria"))],
+            gates=gate_statuses(self.data),
+            configuration={n: sha256_hex(self.data[n]) for n in configuration if n in self.data},
+        )
+        if not same(statement, expected):
+            self.problems.append(f"{STATEMENT}: does not follow from decision, gates and result")
+        return "the in-toto statement has the right form and names this manifest and verdict"
+
+    def crate_matches(self) -> str:
+        issues = rocrate.crate_issues(self._json(CRATE), sorted(self.data))
+        self.problems += [f"{CRATE}: {issue}" for issue in issues]
+        return "the RO-Crate has the right form and describes exactly these files"
+
+    def sources_match(self) -> str:
+        count = 0
+        found: dict[str, str] = {}
+        for entry in self._manifest().entries:
+            if entry.kind == "script" and entry.name.endswith(".txt"):
+                pack = unpack_sources(self._bytes(entry.name), where=entry.name)
+                found |= {path: sha256_hex(data) for path, data in pack.items()}
+                count += len(pack)
+        revision = as_mapping(self._json("code-revision.json"))
+        if revision.get("source_sha256") != digest(found):
+            self.problems.append("code-revision.json: source_sha256 is not that of the sources")
+        return f"{count} source files have the digests of the code revision"
+
+    def predictions_match(self) -> str | None:
+        """Recompute every per-arm mean from the raw predictions."""
+        scores = as_list(as_mapping(self._result().get("evaluation")).get("scores"))
+        means: dict[str, Any] = {}
+        totals: dict[str, dict[tuple[Any, ...], tuple[float, int]]] = {}
+        for score in map(as_mapping, scores):
+            name = str(score.get("predictions_ref"))
+            if name not in totals:
+                rows = self._rows(name)
+                totals[name] = {} if rows is None else _totals(rows)
+            if self._rows(name) is None:
+                self.unchecked.append(f"{name}: predictions are not in the bundle")
+                continue
+            found = totals[name].get(tuple(map(score.get, ("arm", "metric", "evaluator_id"))))
+            place = f"{name}: mean of {score.get('metric')} for {score.get('arm')}"
+            if found is None:
+                self.problems.append(f"{place}: no such predictions")
+                continue
+            mean = found[0] / found[1]
+            means.setdefault(str(score.get("arm")), {})[str(score.get("metric"))] = mean
+            if not _close(score.get("value"), mean):
+                self.problems.append(
+                    f"{place}: {shorten(score.get('value'))} posted, {mean!r} found"
+                )
+        self.recomputed["per_arm_means"] = means
+        if not means:
+            self.unchecked.append("per-arm means: the run has no predictions")
+            return None
+        return f"means of {len(means)} arms follow from their raw predictions"
+
+    def decision_matches(self) -> str:
+        judged, _ = judge_decision(
+            self._json("spec.json"), self._result(), self._execution(), self.data
+        )
+        recomputed = judged.to_record()
+        self.recomputed["decision"] = recomputed
+        sealed = as_mapping(self._json("decision.json")).get("decision_validation")
+        if not same(sealed, json.loads(json.dumps(recomputed))):
+            self.problems.append("decision.json: does not follow from the observations")
+        return f"the decision ({judged.status}) follows from the observations by the frozen rule"
+
+    def validations_match(self) -> str:
+        record = {**self._result(), "updates": self._posted()}
+        answers = audit(
+            self._json("spec.json"), record, files=self.data, roles=roles_of(self._execution())
+        )
+        sealed = as_mapping(self._json("audit.json"))
+        expected = json.loads(json.dumps(answers))
+        for name in sorted(set(sealed) | set(expected)):
+            if not same(sealed.get(name), expected.get(name)):
+                self.problems.append(
+                    f"audit.json: {shorten(name)[1:-1]} does not follow from the result"
+                )
+        return f"{len(expected)} validations follow from the posted result"
+
+    def result_is_consistent(self) -> str:
+        result, spec = self._result(), self._json("spec.json")
+        history = self._posted()
+        issues = [
+            *output.validate(result, spec=spec).issues,
+            *output.validate_history(history).issues,
+        ]
+        self.problems += [f"result.json: {issue}" for issue in issues]
+        if not history or not same(history[-1], result):
+            self.problems.append("result.json: is not the last result of the ledger")
+        late = deviations.validate(history)
+        self.problems += [
+            f"ledger.jsonl: {issue}" for issue in late.issues if late.status == "unrecorded"
+        ]
+        arms = as_mapping(as_mapping(result.get("metrics")).get("arms"))
+        if not same(self._manifest().record.get("per_arm_metrics"), arms):
+            self.problems.append(f"{MANIFEST}: per_arm_metrics are not those of the result")
+        return f"{len(history)} posted results are consistent; deviations were recorded in time"
+
+    def verdict_matches(self) -> str:
+        result = self._result()
+        judged, _ = judge_decision(self._json("spec.json"), result, self._execution(), self.data)
+        final = final_verdict(
+            judged,
+            spec=self._json("spec.json"),
+            result=result,
+            gates=gate_statuses(self.data),
+            identity=self._json("identity.json"),
+        )
+        self.recomputed["verdict"] = final.to_record()
+        posted = result.get("verdict")
+        if posted != final.verdict:
+            found = f"{shorten(posted)} was posted, {final.verdict!r} follows from the files"
+            self.problems.append(f"result.json: verdict {found}")
+        if self._manifest().record.get("verdict") != posted:
+            self.problems.append(f"{MANIFEST}: its verdict is not that of the result")
+        return f"the verdict ({final.verdict}) follows from decision, gates and deviations"
+
+    # ---- reading -------------------------------------------------------------------------------
+
+    def _manifest(self) -> Manifest:
+        if self.manifest is None:
+            raise InputError(MANIFEST, None, "a manifest")
+        return self.manifest
+
+    def _bytes(self, name: str) -> bytes:
+        if name not in self.data:
+            raise InputError(name, "missing", "a file of the bundle")
+        return self.data[name]
+
+    def _json(self, name: str) -> Any:
+        if name not in self._values:
+            self._values[name] = loads_strict(self._bytes(name), where=name)
+        return self._values[name]
+
+    def _result(self) -> Mapping[str, Any]:
+        return as_mapping(self._json("result.json"))
+
+    def _execution(self) -> Any:
+        return self._json("execution.json") if "execution.json" in self.data else None
+
+    def _posted(self) -> list[Any]:
+        events = self._rows("ledger.jsonl")
+        if events is None:
+            self.unchecked.append("posted results: the ledger is not in the bundle")
+            return [self._result()]
+        return [event.get("result") for event in events if event.get("event") == "result"]
+
+    def _rows(self, name: str) -> list[Mapping[str, Any]] | None:
+        """Return the rows of a JSON Lines file, put together from its parts; None if not there."""
+        if name not in self._values:
+            data = self._whole(name)
+            self._values[name] = None if data is None else _read_lines(data, name)
+        found: list[Mapping[str, Any]] | None = self._values[name]
+        return found
+
+    def _whole(self, name: str) -> bytes | None:
+        if name in self.data:
+            return self.data[name]
+        parts = [
+            (int(entry.part_of.get("part", 0)), entry)
+            for entry in self._manifest().entries
+            if entry.part_of is not None and entry.part_of.get("name") == name
+        ]
+        if not parts:
+            return None
+        data = b"".join(self._bytes(entry.name) for _, entry in sorted(parts, key=lambda p: p[0]))
+        if sha256_hex(data) != as_mapping(parts[0][1].part_of).get("sha256"):
+            raise InputError(name, "other bytes", "parts that give the whole file", where=MANIFEST)
+        return data
+
+
+def _archive_kind(data: bytes) -> str | None:
+    if data[_TAR_MARK] == b"ustar":
+        return "tar"
+    return next((kind for magic, kind in _ARCHIVES.items() if data.startswith(magic)), None)
+
+
+def _read_lines(data: bytes, name: str) -> list[Mapping[str, Any]]:
+    if data and not data.endswith(b"\n"):
+        raise InputError(name, "a torn last line", "whole lines")
+    rows = loads_strict(b"[" + b",".join(data.split(b"\n")[:-1]) + b"]", where=name)
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row, Mapping):
+            raise InputError(f"line {number}", row, "an object", where=name)
+    if len(rows) != data.count(b"\n"):
+        raise InputError(name, len(rows), "one object a line")
+    return list(rows)
+
+
+def _totals(rows: list[Mapping[str, Any]]) -> dict[tuple[Any, ...], tuple[float, int]]:
+    """Sum values by arm, metric and evaluator."""
+    groups: dict[tuple[Any, ...], list[float]] = {}
+    for row in rows:
+        value = row.get("value")
+        key = (row.get("arm"), row.get("metric"), row.get("evaluator_id"))
+        groups.setdefault(key, []).append(float(value) if is_number(value) else float("nan"))
+    return {key: (sum(values), len(values)) for key, values in groups.items()}
+
+
+def _close(posted: object, mean: float) -> bool:
+    return is_number(posted) and abs(posted - mean) <= MEAN_TOLERANCE * max(1.0, abs(mean))
