@@ -50,7 +50,7 @@ class LiveModel(Protocol):
         data_D: Sequence[WireDatum],
         *,
         loss_fn: str,
-        config: Mapping[str, float | str],
+        config: Mapping[str, Any],
         backward: bool,
     ) -> tuple[list[Array], dict[str, float]]:
         """Return per-datum log-probabilities and the metrics; add to the gradient if asked."""

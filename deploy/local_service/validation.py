@@ -8,19 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from deploy.local_service import requests
+from deploy.local_service import builtin_losses, requests
 from deploy.local_service.errors import invalid_request
 from deploy.local_service.live import BaseFacts
 from deploy.local_service.wire import Array, TrainRequest, WireDatum, target_tokens
-
-POLICY_INPUTS = ("logprobs", "advantages")
-LOSS_INPUTS: dict[str, tuple[str, ...]] = {
-    "cross_entropy": (),
-    "importance_sampling": POLICY_INPUTS,
-    "ppo": POLICY_INPUTS,
-    "cispo": POLICY_INPUTS,
-}
-"""Losses served, with the inputs each needs beside ``target_tokens``."""
+from evidence.errors import InputError
 
 
 def check_train_request(request: TrainRequest, base: BaseFacts) -> None:
@@ -29,15 +21,15 @@ def check_train_request(request: TrainRequest, base: BaseFacts) -> None:
     Raises:
         ApiError: 400 naming the datum and the field.
     """
-    needed = LOSS_INPUTS.get(request.loss_fn)
-    if needed is None:
-        raise invalid_request(
-            f"loss_fn {request.loss_fn!r}: not served, expected one of {sorted(LOSS_INPUTS)}"
-        )
+    try:
+        loss = builtin_losses.find_loss(request.loss_fn)
+        builtin_losses.settings(loss, request.config)
+    except InputError as error:
+        raise invalid_request(str(error)) from error
     if not request.data_D:
         raise invalid_request("data: empty, expected at least one datum")
     for index, datum in enumerate(request.data_D):
-        _check_datum(datum, needed, base, where=f"data[{index}]")
+        _check_datum(datum, loss.inputs, base, where=f"data[{index}]")
 
 
 def _check_datum(datum: WireDatum, needed: tuple[str, ...], base: BaseFacts, *, where: str) -> None:
@@ -46,7 +38,8 @@ def _check_datum(datum: WireDatum, needed: tuple[str, ...], base: BaseFacts, *, 
         raise invalid_request(
             f"{where}: {length} tokens, expected 1 to {base.context_length} (context window)"
         )
-    missing = [name for name in ("target_tokens", *needed) if name not in datum.inputs]
+    wanted = ("target_tokens", *(name for name in needed if name != "weights"))
+    missing = [name for name in wanted if name not in datum.inputs]
     if missing:
         raise invalid_request(f"{where}: {', '.join(missing)} missing")
     _check_tokens(np.asarray(datum.tokens), base, where=f"{where}.model_input")
@@ -57,8 +50,8 @@ def _check_datum(datum: WireDatum, needed: tuple[str, ...], base: BaseFacts, *, 
             f"[{length}] or [{length}, K] (one row per input token)"
         )
     _check_tokens(targets, base, where=f"{where}.target_tokens")
-    for name in ("weights", *POLICY_INPUTS):
-        if name in datum.inputs and (name in needed or name == "weights"):
+    for name in needed:
+        if name in datum.inputs:
             _check_like_targets(datum.inputs[name], targets, where=f"{where}.{name}")
 
 
@@ -117,6 +110,8 @@ def check_sample(request: requests.Sample, prompt: tuple[int, ...], base: BaseFa
             raise invalid_request(
                 f"{name}: {getattr(request, name)}, expected at most {base.vocab_size}"
             )
+    if request.prompt_alt_tokens_k:
+        raise invalid_request("prompt_alt_tokens_k: not served here, expected 0")
     stop = request.sampling_params.stop
     if isinstance(stop, list) and any(isinstance(item, str) and not item for item in stop):
         raise invalid_request("stop: an empty string, expected text")

@@ -47,7 +47,7 @@ class TrainRequest:
     model_id: str
     seq_id: int
     loss_fn: str
-    config: Mapping[str, float | str]
+    config: Mapping[str, Any]
     forward_only: bool
     data_D: tuple[WireDatum, ...]
 

@@ -276,7 +276,7 @@ def test_pipelined_requests_run_in_order(client, look):
 @pytest.mark.parametrize(
     ("data", "loss", "message"),
     [
-        (lambda: [datum([1, 70], weights=[1.0])], "dro", "loss_fn 'dro': not served"),
+        (lambda: [datum([1, 70], weights=[1.0])], "gspo", "loss_fn"),
         (lambda: [datum([1, 70], weights=[1.0])], "ppo", "logprobs, advantages missing"),
         (lambda: [datum([1, 70], weights=[math.inf])], "cross_entropy", "NaN or an infinity"),
         (lambda: [datum([1, 999_999], weights=[1.0])], "cross_entropy", "token 999999"),
