@@ -15,9 +15,12 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
+from losses.dppo import Dppo
 from losses.dppo_rule import DppoRule, drift
 from losses.errors import LossConfigError, LossInputError
+from losses.grpo_clip import GrpoClip
 from losses.inputs import LossInputs, LossOutput
+from losses.registry import make_loss
 from losses.token_arrays import Bools, Floats, TokenArrays, concatenate, minibatch_tokens
 
 QuantileMethod: TypeAlias = Literal[
@@ -130,6 +133,58 @@ class DiagnosticSettings:
                 "expected 0 <= low <= 1 <= high (bounds on the ratio, not epsilons)"
             )
             raise LossConfigError(message)
+
+
+def settings_for_arms(
+    configs: Sequence[Mapping[str, Any]],
+    *,
+    ppo_low_threshold: float | None = None,
+    ppo_high_threshold: float | None = None,
+) -> DiagnosticSettings:
+    """Take the thresholds of a comparison's diagnostics from its arms' losses.
+
+    The mask's rule and cap come from the ``dppo`` arms, the counterfactual clip's bounds from the
+    ``grpo_clip`` arms; every arm is then diagnosed against the same numbers. Arms of one kind must
+    agree. Bounds that no arm has are given here.
+
+    Args:
+        configs: the loss of each arm, as registered.
+        ppo_low_threshold: lower bound on the ratio; overrides the arms'.
+        ppo_high_threshold: upper bound on the ratio; overrides the arms'.
+
+    Returns:
+        Settings for all arms; without a ``dppo`` arm the rule and the cap are None.
+
+    Raises:
+        LossConfigError: if arms of one kind differ, or no bounds are known.
+    """
+    losses = [make_loss(config) for config in configs]
+    masks = list(dict.fromkeys(loss for loss in losses if isinstance(loss, Dppo)))
+    clips = list(
+        dict.fromkeys(
+            (loss.clip_low_threshold, loss.clip_high_threshold)
+            for loss in losses
+            if isinstance(loss, GrpoClip)
+        )
+    )
+    if len(masks) > 1:
+        message = f"arms: {len(masks)} different dppo losses; expected one rule for all diagnostics"
+        raise LossConfigError(message)
+    bounds = (ppo_low_threshold, ppo_high_threshold)
+    low, high = clips[0] if len(clips) == 1 else (None, None)
+    low, high = bounds[0] or low, bounds[1] or high
+    if low is None or high is None:
+        message = (
+            f"ppo_low_threshold, ppo_high_threshold: {bounds}, and {len(clips)} different "
+            "grpo_clip bounds among the arms; expected one pair"
+        )
+        raise LossConfigError(message)
+    return DiagnosticSettings(
+        rule=masks[0].rule if masks else None,
+        ratio_cap=masks[0].ratio_cap if masks else None,
+        ppo_low_threshold=low,
+        ppo_high_threshold=high,
+    )
 
 
 def quantile(values_N: ArrayLike, q: float, *, method: QuantileMethod = QUANTILE_METHOD) -> float:

@@ -15,7 +15,7 @@ from losses.inputs import require_finite, require_shape
 
 MissingTeacher: TypeAlias = Literal["no_signal", "zero_nats"]
 """A trained token whose teacher log-probability the service left out: ``no_signal`` gives it
-advantage 0, ``zero_nats`` takes the teacher as certain of it (what the published helper does)."""
+advantage 0, ``zero_nats`` takes the teacher as certain of it (as the published code does)."""
 
 
 class AlignedTeacher(NamedTuple):

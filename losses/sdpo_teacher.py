@@ -1,4 +1,4 @@
-"""How a moving teacher is held back: parameter averaging, or logits between two models."""
+"""How a moving teacher is restrained: parameter averaging, or logits between two models."""
 
 import torch
 from torch import Tensor

@@ -97,7 +97,7 @@ def test_broadcast_is_zero_off_the_mask():
 
 
 def test_informative_groups_can_keep_one():
-    """All constant: the published helper keeps the first group."""
+    """All constant: the published rule keeps the first group."""
     assert informative_groups([[1, 1], [1, 0], [0, 0]], keep_one=False) == [1]
     assert informative_groups([[1, 1], [0, 0]], keep_one=True) == [0]
     assert informative_groups([[1, 1], [0, 0]], keep_one=False) == []

@@ -18,6 +18,7 @@ from losses.diagnostics import (
     probability_bins,
     quantile,
     record_figures,
+    settings_for_arms,
     token_diagnostics,
 )
 from losses.dppo_rule import DppoRule
@@ -25,7 +26,7 @@ from losses.errors import LossConfigError, LossInputError
 from losses.reference import policy as reference_policy
 from losses.reference.counts import Token, recount
 from losses.token_arrays import TokenArrays, concatenate, token_arrays
-from tests.losses.builders import random_batch
+from tests.losses.builders import DPPO, GRPO, IMPORTANCE, random_batch
 
 TV = DppoRule(divergence="binary_tv", anchor="sampling", delta_low=0.15, delta_high=0.15)
 
@@ -422,3 +423,27 @@ def test_clip_bounds_are_on_the_ratio(bounds):
     """An epsilon where a bound belongs is refused."""
     with pytest.raises(LossConfigError, match="bounds on the ratio, not epsilons"):
         settings(ppo_low_threshold=bounds[0], ppo_high_threshold=bounds[1])
+
+
+def test_settings_come_from_the_arms():
+    """Rule and cap from DPPO, bounds from GRPO; the same for every arm."""
+    found = settings_for_arms([GRPO, DPPO, DPPO])
+
+    assert found == settings()
+
+
+def test_settings_without_a_mask_or_a_clip():
+    """No DPPO arm: no rule. No GRPO arm: bounds must be stated."""
+    assert settings_for_arms([GRPO, IMPORTANCE]).rule is None
+    stated = settings_for_arms([DPPO], ppo_low_threshold=0.8, ppo_high_threshold=1.28)
+    assert (stated.rule, stated.ppo_high_threshold) == (TV, 1.28)
+    with pytest.raises(LossConfigError, match="and 0 different grpo_clip bounds"):
+        settings_for_arms([DPPO, IMPORTANCE])
+
+
+def test_settings_of_arms_that_differ_are_refused():
+    """Two masks or two clips: nobody could say which a count refers to."""
+    with pytest.raises(LossConfigError, match="2 different dppo losses"):
+        settings_for_arms([GRPO, DPPO, DPPO | {"delta_low": 0.1}])
+    with pytest.raises(LossConfigError, match="2 different grpo_clip bounds"):
+        settings_for_arms([GRPO, GRPO | {"clip_high_threshold": 1.28}])

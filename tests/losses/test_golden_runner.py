@@ -93,10 +93,10 @@ def test_wrong_golden_value_is_a_failure(file, key, change):
 
 def test_folder_comes_from_the_environment(tmp_path, monkeypatch):
     """Other files of the same form go through the same runner."""
-    shutil.copy(loading.OWN_FOLDER / "rollout_correction.json", tmp_path / "held_back.json")
+    shutil.copy(loading.OWN_FOLDER / "rollout_correction.json", tmp_path / "other_set.json")
     monkeypatch.setenv(loading.FOLDER_VARIABLE, str(tmp_path))
 
-    assert {block.file for block in loading.all_blocks()} == {"held_back"}
+    assert {block.file for block in loading.all_blocks()} == {"other_set"}
 
 
 def test_empty_folder_is_a_failure(tmp_path, monkeypatch):

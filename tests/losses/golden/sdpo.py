@@ -306,7 +306,7 @@ def advantage_outputs(
             "mask": mask.astype(float),
             "aligned_advantages": plain,
             "aligned_advantages_clipped": clipped,
-            # The published helper shifts tokens after a hole: it is shown to differ, not copied.
+            # The published code shifts tokens after a hole: it is shown to differ, not copied.
             "cookbook_equals_aligned": bool(np.allclose(published, plain, rtol=1e-5, atol=1e-6)),
         },
         not_to_copy=frozenset({"cookbook_advantages"}),
