@@ -170,6 +170,7 @@ class Episode:
     parse_failures: int = 0
     tool_calls: int = 0
     tool_errors: int = 0
+    graded: bool = True
     info: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

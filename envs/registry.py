@@ -12,6 +12,7 @@ from envs.errors import EnvInputError
 from envs.gsm8k import Gsm8kEnvironment, Gsm8kSettings
 from envs.protocols import Environment, Sampler
 from envs.rendering import ChatRenderer, make_renderer
+from envs.retail.environment import RetailEnvironment, RetailSettings
 
 
 def make_environment(
@@ -94,7 +95,17 @@ def _gsm8k(inputs: _Inputs) -> Environment:
     )
 
 
+def _retail(inputs: _Inputs) -> Environment:
+    return RetailEnvironment(
+        RetailSettings.read(inputs.settings),
+        renderer=inputs.renderer,
+        seed=inputs.seed,
+        system_prompt=inputs.system_prompt,
+    )
+
+
 _MAKERS: dict[str, Callable[[_Inputs], Environment]] = {
     "arithmetic": _arithmetic,
     "gsm8k": _gsm8k,
+    "retail": _retail,
 }

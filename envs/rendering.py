@@ -18,6 +18,9 @@ from envs.errors import EnvInputError
 
 _TOKENIZER_LOCK = threading.Lock()
 
+THINKING_END = "</think>"
+TOOL_CALL_START = "<tool_call>"
+
 
 class ParsedReply(NamedTuple):
     """A sampled reply as text; `stopped` says that it ended with the renderer's stop token."""
@@ -64,6 +67,35 @@ class ChatRenderer:
         return ParsedReply(
             text=get_text_content(message), stopped=bool(termination.is_stop_sequence)
         )
+
+    def continuation(self, message: Mapping[str, str]) -> tuple[int, ...]:
+        """Token ids from an assistant turn's end to the start of the next, with one message between.
+
+        Appended to the tokens as they were sampled, they give the next prompt without rendering
+        the turn again, whatever the renderer would make of it.
+
+        Raises:
+            EnvInputError: if the renderer does not end every message with its stop token.
+        """
+        around = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, message)
+        rendered, stop = self.prompt(around), self.stop_tokens()[0]
+        ends = [position for position, token in enumerate(rendered) if token == stop]
+        if len(ends) != len(around):
+            raise EnvInputError(
+                "renderer", self.name, "one that ends every message with its stop token"
+            )
+        return rendered[ends[1] + 1 :]
+
+    def system_tokens(self, prompt: Sequence[int]) -> int:
+        """How many tokens the first message of a prompt has, its end token included."""
+        return list(prompt).index(self.stop_tokens()[0]) + 1
+
+    def turn_text(self, tokens: Sequence[int]) -> str:
+        """A sampled turn as written, tool calls included, without stop token and thinking."""
+        stop = set(self.stop_tokens())
+        text = self.decode([token for token in tokens if token not in stop])
+        thinking, closed, rest = text.partition(THINKING_END)
+        return rest if closed and TOOL_CALL_START not in thinking else text
 
     def decode(self, tokens: Sequence[int]) -> str:
         """All tokens as text, special tokens included."""

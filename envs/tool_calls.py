@@ -1,0 +1,125 @@
+"""Read a tool call out of a model's turn, with one typed outcome for everything a model can write.
+
+A call is ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``. The JSON is read by a JSON
+parser from its opening brace on, so a tag or a brace inside a string ends nothing. What cannot be
+read is never guessed at: it becomes a `malformed` turn whose problem is told to the model.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+MAX_TURN_CHARS = 100_000
+"""Longer turns are malformed without being read."""
+
+Problem = Literal["empty", "too_long", "bad_json", "bad_shape", "unclosed", "unknown_form"]
+
+EXPLANATIONS: Mapping[Problem, str] = {
+    "empty": "the reply was empty",
+    "too_long": f"the reply has more than {MAX_TURN_CHARS} characters",
+    "bad_json": "the text after <tool_call> is not valid JSON",
+    "bad_shape": 'a call needs exactly "name" (text) and "arguments" (object)',
+    "unclosed": "</tool_call> is missing",
+    "unknown_form": "calls are written as <tool_call>{JSON}</tool_call>",
+}
+_OTHER_FORMS = re.compile(r"</tool_call>|<function=|<\|python_tag\|>|\[TOOL_CALLS\]")
+_WHITESPACE = re.compile(r"\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedTurn:
+    """What a model's turn is.
+
+    `message`: words for the user, in `text`. `call`: `name` and `arguments`, with any words before
+    it in `text`; `extra_calls` more were written in the same turn and are not executed.
+    `malformed`: neither, for the reason `problem`.
+    """
+
+    kind: Literal["message", "call", "malformed"]
+    text: str = ""
+    name: str | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    extra_calls: int = 0
+    problem: Problem | None = None
+
+    @property
+    def explanation(self) -> str:
+        """The problem in words for the model; empty where there is none."""
+        return "" if self.problem is None else EXPLANATIONS[self.problem]
+
+
+class _RefusedError(ValueError):
+    """JSON that Python reads and the format does not allow."""
+
+
+def parse_turn(text: str) -> ParsedTurn:
+    """Read one turn. Takes time linear in the length of the text.
+
+    Args:
+        text: the turn as decoded, without its stop token.
+    """
+    if len(text) > MAX_TURN_CHARS:
+        return ParsedTurn(kind="malformed", problem="too_long")
+    if not text.strip():
+        return ParsedTurn(kind="malformed", problem="empty")
+    start = text.find(OPEN)
+    if start >= 0:
+        return _parse_call(text, start)
+    if _OTHER_FORMS.search(text):
+        return ParsedTurn(kind="malformed", text=text.strip(), problem="unknown_form")
+    return ParsedTurn(kind="message", text=text.strip())
+
+
+def _parse_call(text: str, start: int) -> ParsedTurn:
+    """Read the call that opens at `start`."""
+    before = text[:start].strip()
+    json_start = _skip_whitespace(text, start + len(OPEN))
+    try:
+        value, end = _DECODER.raw_decode(text, json_start)
+    except (ValueError, RecursionError):
+        return ParsedTurn(kind="malformed", text=before, problem="bad_json")
+    close = _skip_whitespace(text, end)
+    if not text.startswith(CLOSE, close):
+        # Something else behind the JSON is bad JSON; nothing behind it is a forgotten tag.
+        problem: Problem = "unclosed" if close == len(text) else "bad_json"
+        return ParsedTurn(kind="malformed", text=before, problem=problem)
+    if not _has_call_shape(value):
+        return ParsedTurn(kind="malformed", text=before, problem="bad_shape")
+    return ParsedTurn(
+        kind="call",
+        text=before,
+        name=value["name"],
+        arguments=value["arguments"],
+        extra_calls=text.count(OPEN, close + len(CLOSE)),
+    )
+
+
+def _has_call_shape(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and set(value) == {"name", "arguments"}
+        and isinstance(value["name"], str)
+        and isinstance(value["arguments"], dict)
+    )
+
+
+def _skip_whitespace(text: str, position: int) -> int:
+    found = _WHITESPACE.match(text, position)
+    return position if found is None else found.end()
+
+
+def _refuse_constant(name: str) -> Any:
+    raise _RefusedError(name)
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise _RefusedError("a key is there twice")
+    return found
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_unique_keys)

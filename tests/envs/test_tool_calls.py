@@ -1,0 +1,105 @@
+"""Every form of turn has one outcome."""
+
+import json
+import time
+
+import pytest
+
+from envs.tool_calls import MAX_TURN_CHARS, parse_turn
+
+CALL = '<tool_call>{"name": "find", "arguments": {"q": "a"}}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "problem"),
+    [
+        ("Hello, what is your email?", "message", None),
+        ("", "malformed", "empty"),
+        (" \n\t", "malformed", "empty"),
+        ("x" * (MAX_TURN_CHARS + 1), "malformed", "too_long"),
+        (CALL, "call", None),
+        (f"Let me look.\n{CALL}\n", "call", None),
+        ('<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>', "call", None),
+        ('<tool_call>{"name": "f", "arguments": {"a": 1,}}</tool_call>', "malformed", "bad_json"),
+        ("<tool_call>find(q)</tool_call>", "malformed", "bad_json"),
+        ("<tool_call></tool_call>", "malformed", "bad_json"),
+        ('<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>', "malformed", "bad_json"),
+        (
+            '<tool_call>{"name": "f", "name": "g", "arguments": {}}</tool_call>',
+            "malformed",
+            "bad_json",
+        ),
+        ('<tool_call>{"name": "f", "arguments": {}} or so</tool_call>', "malformed", "bad_json"),
+        ('<tool_call>{"a":' * 50_000, "malformed", "too_long"),
+        ("<tool_call>" + "[" * 90_000, "malformed", "bad_json"),
+        (
+            '<tool_call>{"name": "f", "arguments": {"a": ' + "9" * 5000 + "}}</tool_call>",
+            "malformed",
+            "bad_json",
+        ),
+        ('<tool_call>{"name": "f"}</tool_call>', "malformed", "bad_shape"),
+        ('<tool_call>{"name": 3, "arguments": {}}</tool_call>', "malformed", "bad_shape"),
+        ('<tool_call>{"name": "f", "arguments": "{}"}</tool_call>', "malformed", "bad_shape"),
+        (
+            '<tool_call>{"name": "f", "arguments": {}, "id": 1}</tool_call>',
+            "malformed",
+            "bad_shape",
+        ),
+        ("<tool_call>[]</tool_call>", "malformed", "bad_shape"),
+        ('<tool_call>{"name": "f", "arguments": {}}', "malformed", "unclosed"),
+        ('<tool_call>{"name": "f", "argum', "malformed", "bad_json"),
+        ("<function=f><parameter=x>1", "malformed", "unknown_form"),
+        ('{"name": "f"}</tool_call>', "malformed", "unknown_form"),
+        ("###STOP###", "message", None),
+    ],
+)
+def test_turn_has_one_outcome(text, kind, problem):
+    found = parse_turn(text)
+
+    assert (found.kind, found.problem) == (kind, problem)
+    assert bool(found.explanation) == (problem is not None)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "the </tool_call> token",
+        "<tool_call>{}</tool_call>",
+        'quoted " and } brace',
+        "{[(",
+        "back\\slash",
+        "\u2028 line",
+        "é 漢 🙂",
+    ],
+)
+def test_tags_and_braces_inside_strings_end_nothing(value):
+    text = f'<tool_call>{{"name": "f", "arguments": {{"q": {json.dumps(value)}}}}}</tool_call>'
+
+    found = parse_turn(text)
+
+    assert (found.kind, found.arguments, found.extra_calls) == ("call", {"q": value}, 0)
+
+
+def test_only_the_first_of_several_calls_is_taken_and_the_others_are_counted():
+    found = parse_turn(CALL + '\n<tool_call>{"name": "write", "arguments": {}}</tool_call>' + CALL)
+
+    assert (found.name, found.extra_calls) == ("find", 2)
+
+
+def test_words_before_a_call_are_kept():
+    assert parse_turn(f"  One moment. {CALL}").text == "One moment."
+
+
+def test_lone_surrogate_in_a_string_is_read():
+    found = parse_turn('<tool_call>{"name": "f", "arguments": {"q": "\\ud83d"}}</tool_call>')
+
+    assert found.arguments == {"q": "\ud83d"}
+
+
+def test_ten_megabytes_take_no_time():
+    started = time.perf_counter()
+
+    found = parse_turn("<tool_call>{" * 900_000)
+
+    assert found.problem == "too_long"
+    assert time.perf_counter() - started < 0.5
