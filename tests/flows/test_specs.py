@@ -8,8 +8,10 @@ import pytest
 
 from evidence import spec_preflight
 from evidence.execution import ExecutionFile, contradictions, missing_settings
+from evidence.plan import plan_check
+from evidence.profile import Profile, apply_profile
 from evidence.spec import Spec, unresolved
-from flows.catalog import SPECS_DIR, shipped_specs
+from flows.catalog import SPECS_DIR, find_profile, shipped_profiles, shipped_specs
 
 NAMES = shipped_specs()
 RESOLVED = {
@@ -175,3 +177,51 @@ def test_specs_name_no_place_of_a_machine():
         text = path.read_text()
         assert not re.search(r"(?<!\w)/(work|tmp|root|home)/", text), path.name
         assert json.loads(text)
+
+
+@pytest.mark.parametrize("profile", shipped_profiles())
+@pytest.mark.parametrize("name", NAMES)
+def test_profile_gives_a_plan_that_agrees_with_itself(name, profile):
+    """A scaled plan passes the preflight, and says what it changed."""
+    spec, execution = load(name)
+    scaling = Profile.parse(find_profile(profile).read_bytes())
+
+    plan = apply_profile(spec, execution, scaling)
+
+    assert spec_preflight.validate(plan.spec.raw).status == "passed"
+    assert [str(finding) for finding in contradictions(plan.spec, plan.execution)] == []
+    assert plan.original_spec_sha256 == spec.digest
+    assert plan.original_hypothesis_tested == (not plan.deviations)
+
+
+def test_laptop_profile_makes_the_real_specs_small():
+    """4 groups of 4, 3 rollout steps of 2 updates, 24 items of 96 tokens."""
+    spec, execution = load("gsm8k-dppo")
+
+    plan = apply_profile(spec, execution, Profile.parse(find_profile("laptop").read_bytes()))
+
+    assert plan.spec.base_model == "HuggingFaceTB/SmolLM2-135M-Instruct"
+    assert (plan.spec.steps, plan.spec.batch_size, plan.spec.eval.n_examples) == (6, 16, 24)
+    assert plan.execution.rollout.max_tokens == 96
+    assert not plan.original_hypothesis_tested
+
+
+@pytest.mark.parametrize(
+    ("name", "half_width", "can_support"),
+    [
+        ("arithmetic", 0.4295, True),
+        ("arithmetic-aa", 0.4295, True),
+        ("arithmetic-positive", 0.4295, True),
+        ("gsm8k-dppo", 0.0748, True),
+        ("retail-sdpo", 0.3822, True),
+        ("tiny", 0.7841, True),
+    ],
+)
+def test_plan_check_says_what_the_rule_could_settle(name, half_width, can_support):
+    """Half width 2 * sqrt(ln(2k / 0.05) / (2n)): k = 1 with n = 40, 1319, 12; k = 2 with n = 60."""
+    spec, _ = load(name)
+
+    plan = plan_check(spec)
+
+    assert plan.criteria[0].half_width == pytest.approx(half_width, abs=5e-5)
+    assert plan.can_support == can_support
