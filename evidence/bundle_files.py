@@ -60,21 +60,17 @@ def read_bundle_files(path: str | Path) -> BundleFiles:
 def _bundle_folder(path: Path) -> Path:
     expected = f"a bundle's folder (with {MANIFEST}), or the directory of a run that has one"
     try:
-        if path.is_symlink():
-            raise InputError("bundle", str(path), "a folder, not a symbolic link")
-        candidates = [path]
+        sealed = [path] if (path / MANIFEST).is_file() else []
         number = 1
         while (newer := path / ("bundle" if number == 1 else f"bundle-{number}")).is_dir():
-            candidates.append(newer)
+            if (newer / MANIFEST).is_file() and not newer.is_symlink():
+                sealed.append(newer)
             number += 1
-        for folder in reversed(candidates):
-            if folder.is_dir() and not folder.is_symlink() and (folder / MANIFEST).exists():
-                return folder
-    except OSError as error:
-        raise InputError("bundle", str(path), f"{expected} ({error.strerror})") from error
-    except ValueError:
-        raise InputError("bundle", str(path), expected) from None
-    raise InputError("bundle", str(path), expected)
+    except (OSError, ValueError) as error:
+        raise InputError("bundle", str(path), f"{expected} ({error})") from error
+    if not sealed:
+        raise InputError("bundle", str(path), expected)
+    return sealed[-1]
 
 
 def _read(folder: Path, entry: os.DirEntry[str], *, bytes_left: int) -> bytes:

@@ -1,0 +1,336 @@
+"""Each way to tamper with a bundle is named; malformed files are problems, never tracebacks."""
+
+import json
+import os
+import re
+import shutil
+import socket
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from evidence.bundle import build_bundle
+from evidence.canonical import sha256_hex
+from evidence.errors import InputError
+from evidence.verify import verify_bundle
+
+
+@pytest.fixture(scope="module")
+def sealed_once(tmp_path_factory):
+    return tmp_path_factory.mktemp("sealed")
+
+
+@pytest.fixture
+def folder(make_finished_run, sealed_once, tmp_path):
+    """A copy of one sealed bundle."""
+    source = sealed_once / "r1" / "bundle"
+    if not source.exists():
+        build_bundle(make_finished_run(root=sealed_once), environment={})
+    target = tmp_path / "copy"
+    shutil.copytree(source, target)
+    return target
+
+
+def _edit_lines(path, number, pattern, replacement):
+    lines = path.read_bytes().split(b"\n")
+    changed = re.sub(pattern, replacement, lines[number])
+    assert changed != lines[number]
+    lines[number] = changed
+    return b"\n".join(lines)
+
+
+def test_untouched_copy_verifies_without_network(folder, monkeypatch):
+    """No socket is opened and nothing is written."""
+
+    def refuse(*_args, **_kwargs):
+        raise AssertionError("a socket was opened")
+
+    monkeypatch.setattr(socket, "socket", refuse)
+    before = {
+        path.name: (path.stat().st_mtime_ns, path.stat().st_size) for path in folder.iterdir()
+    }
+
+    found = verify_bundle(folder)
+
+    assert found.problems == ()
+    after = {path.name: (path.stat().st_mtime_ns, path.stat().st_size) for path in folder.iterdir()}
+    assert after == before
+    assert json.loads(json.dumps(found.to_record()))["ok"] is True
+
+
+def test_edited_row_is_found_by_its_hash(folder):
+    path = folder / "scored-observations.jsonl"
+    path.write_bytes(
+        _edit_lines(path, 3, rb'"value":0.0', b'"value":1.0')
+        if b'"value":0.0' in path.read_bytes().split(b"\n")[3]
+        else _edit_lines(path, 3, rb'"value":1.0', b'"value":0.0')
+    )
+
+    problems = verify_bundle(folder).problems
+
+    assert "scored-observations.jsonl: its bytes are not those of the manifest" in problems
+
+
+def test_edited_row_is_found_by_recomputation(folder, reseal):
+    """Even with the manifest made to fit, the decision no longer follows from the rows."""
+    data = _edit_lines(folder / "scored-observations.jsonl", 45, rb'"value":1.0', b'"value":0.0')
+    reseal(folder, "scored-observations.jsonl", data)
+
+    problems = verify_bundle(folder).problems
+
+    assert any(problem.startswith("decision.json: does not follow") for problem in problems)
+    assert any(problem.startswith("verdict.intoto.json: its subject") for problem in problems)
+    assert any("'inconclusive' follows from the files" in problem for problem in problems)
+
+
+def test_edited_prediction_is_found_by_its_mean(folder, reseal):
+    """(39 of 40 right) is 0.975, the posted mean is 1.0."""
+    data = _edit_lines(folder / "predictions-dppo.jsonl", 0, rb'"value":1.0', b'"value":0.0')
+    reseal(folder, "predictions-dppo.jsonl", data)
+
+    problems = verify_bundle(folder).problems
+
+    assert "predictions-dppo.jsonl: mean of accuracy for dppo: 1.0 posted, 0.975 found" in problems
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value", "named"),
+    [
+        ("result.json", "verdict", "refuted", "result.json: verdict 'refuted' was posted"),
+        ("result.json", "completed_arms", ["grpo"], "result.json: completed_arms: supported needs"),
+        ("spec.json", "title", "another", "spec.json: its digest is not the spec_sha256"),
+        ("execution.json", "version", 2, "execution.json: its digest is not the execution_sha256"),
+        ("identity.json", "run_id", "other", "identity.json: its run_id"),
+        ("code-revision.json", "source_sha256", "0" * 64, "code-revision.json: source_sha256"),
+        ("gate-activation.json", "status", "failed", "verdict.intoto.json: does not follow"),
+        ("audit.json", "decision_validation", {}, "audit.json: decision_validation does not"),
+    ],
+)
+def test_edited_field_is_found(folder, reseal, name, field, value, named):
+    """A forger who also fixes the manifest is found by what follows from the other files."""
+    record = json.loads((folder / name).read_text())
+    record[field] = value
+    reseal(folder, name, (json.dumps(record, indent=1) + "\n").encode())
+
+    assert any(problem.startswith(named) for problem in verify_bundle(folder).problems)
+
+
+def test_edited_source_is_found(folder, reseal):
+    data = (folder / "script-evidence.txt").read_bytes().replace(b"import", b"Import", 1)
+    reseal(folder, "script-evidence.txt", data)
+
+    assert any(p.startswith("sources: ") for p in verify_bundle(folder).problems)
+
+
+def test_hidden_deviation_is_found(folder, reseal):
+    """A deviation that appears with the final result alone was not recorded in time."""
+    deviation = {"field": "steps", "original": "20", "effective": "14", "reason": "time"}
+    lines = (folder / "ledger.jsonl").read_bytes().splitlines()
+    events = [json.loads(line) for line in lines]
+    final = [event for event in events if event["event"] == "result"][-1]
+    final["result"]["deviations"] = [deviation]
+    data = b"".join(json.dumps(event).encode() + b"\n" for event in events)
+    reseal(folder, "ledger.jsonl", data)
+
+    problems = verify_bundle(folder).problems
+
+    assert any("first posted in a final update" in problem for problem in problems)
+
+
+def test_missing_file_is_found(folder):
+    (folder / "predictions-grpo.jsonl").unlink()
+
+    assert "predictions-grpo.jsonl: listed in the manifest, but missing" in (
+        verify_bundle(folder).problems
+    )
+
+
+def test_extra_file_is_found(folder):
+    (folder / "extra.txt").write_bytes(b"x")
+
+    assert "extra.txt: not listed in the manifest" in verify_bundle(folder).problems
+
+
+def test_symbolic_link_is_not_followed(folder, tmp_path):
+    """A link to a file with the right bytes is a problem all the same."""
+    outside = tmp_path / "outside.json"
+    shutil.move(folder / "spec.json", outside)
+    (folder / "spec.json").symlink_to(outside)
+
+    problems = verify_bundle(folder).problems
+
+    assert "spec.json: a symbolic link" in problems
+    assert "spec.json: listed in the manifest, but missing" in problems
+
+
+def test_bundle_folder_of_a_run_is_no_link(folder, tmp_path):
+    """The folder that a person names may be a link; a run's own bundle folder may not."""
+    link = tmp_path / "link"
+    link.symlink_to(folder)
+    assert verify_bundle(link).ok
+
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "bundle").symlink_to(folder)
+    with pytest.raises(InputError, match="a bundle's folder"):
+        verify_bundle(run)
+
+
+def test_folder_and_pipe_inside_are_problems(folder):
+    (folder / "inner").mkdir()
+    os.mkfifo(folder / "pipe")
+
+    problems = verify_bundle(folder).problems
+
+    assert "inner: not a plain file" in problems
+    assert "pipe: not a plain file" in problems
+
+
+def test_archive_inside_is_a_problem(folder, reseal):
+    """A zip is found by its first bytes, whatever its name."""
+    with zipfile.ZipFile(folder / "notes.txt", "w") as archive:
+        archive.writestr("../../escape.txt", "x")
+
+    problems = verify_bundle(folder).problems
+
+    assert "notes.txt: an archive (zip) inside a bundle" in problems
+    assert not list(folder.parent.glob("escape*"))
+
+
+def test_file_above_the_limit_is_not_read(folder):
+    with (folder / "big.jsonl").open("wb") as file:
+        file.truncate(10 * 1024 * 1024 + 1)
+
+    problems = verify_bundle(folder).problems
+
+    assert "big.jsonl: 10485761 bytes, above the limit of a file" in problems
+
+
+@pytest.mark.parametrize(
+    "name", ["../spec.json", "/etc/passwd", "a/b", "..", "", "x\x00y", "manifest.json", "\ud83d"]
+)
+def test_manifest_name_that_climbs_out_is_a_problem(folder, name):
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"][0]["name"] = name
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+    assert any("a plain file name" in problem for problem in verify_bundle(folder).problems)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{",
+        b'{"version":1,"version":1}',
+        b"[]",
+        b"\xff\xfe",
+        b'{"version":1}' + b"x",
+        b"[" * 100_000,
+        b'{"version":' + b"9" * 1_000_000 + b"}",
+        b'{"version":NaN}',
+    ],
+)
+@pytest.mark.parametrize("name", ["manifest.json", "result.json", "verdict.intoto.json"])
+def test_malformed_json_is_a_problem(folder, reseal, name, data):
+    """Truncated, doubled, deep, huge and non-finite JSON: one line each, no traceback."""
+    reseal(folder, name, data, fix_manifest=name != "manifest.json")
+
+    found = verify_bundle(folder)
+
+    assert found.problems
+    assert all("\n" not in problem for problem in found.problems)
+
+
+@pytest.mark.parametrize("line", [b'{"a":1', b"[1]", b'{"a":1,"a":2}', b"", b"\xff"])
+def test_malformed_row_is_a_problem(folder, reseal, line):
+    data = (folder / "predictions-dppo.jsonl").read_bytes() + line + b"\n"
+    reseal(folder, "predictions-dppo.jsonl", data)
+
+    problems = verify_bundle(folder).problems
+
+    assert any("predictions" in problem for problem in problems)
+
+
+def test_torn_last_row_is_a_problem(folder, reseal):
+    reseal(folder, "ledger.jsonl", (folder / "ledger.jsonl").read_bytes()[:-1])
+
+    assert any("a torn last line" in problem for problem in verify_bundle(folder).problems)
+
+
+def test_deleted_manifest_entry_is_found(folder):
+    """Whoever drops a file and its entry still contradicts the crate and the statement."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"] = [e for e in manifest["files"] if e["name"] != "predictions-grpo.jsonl"]
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
+    (folder / "predictions-grpo.jsonl").unlink()
+
+    found = verify_bundle(folder)
+
+    assert any("in the crate but not in the bundle" in problem for problem in found.problems)
+    assert any("its subject is not this manifest" in problem for problem in found.problems)
+    assert "predictions-grpo.jsonl: predictions are not in the bundle" in found.unchecked
+
+
+@pytest.mark.parametrize("path", ["nothing", "empty", "file"])
+def test_path_without_a_bundle_is_refused(tmp_path, path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("x")
+
+    with pytest.raises(InputError, match="a bundle's folder"):
+        verify_bundle(tmp_path / path)
+
+
+def test_verdict_is_withheld_by_a_failed_gate(make_finished_run):
+    """A run whose gate failed seals and verifies as inconclusive, the computed verdict beside."""
+    run = make_finished_run(gates={"activation": "failed"})
+    build_bundle(run, environment={})
+
+    found = verify_bundle(run.path)
+
+    assert found.problems == ()
+    assert found.verdict == "inconclusive"
+    assert found.recomputed["verdict"]["computed"] == "supported"
+
+
+def test_deviating_run_keeps_its_computed_verdict(make_finished_run):
+    deviation = {"field": "dataset", "original": "40", "effective": "8", "reason": "laptop"}
+    run = make_finished_run(deviations=[deviation])
+    build_bundle(run, environment={})
+
+    found = verify_bundle(run.path)
+
+    assert found.problems == ()
+    assert found.verdict == "inconclusive"
+    assert found.recomputed["verdict"]["changed_experiment_verdict"] == "supported"
+
+
+def test_claim_beyond_the_evidence_is_found(folder, reseal):
+    """A supported posted where only 'inconclusive' follows is named with both words."""
+    gate = json.loads((folder / "gate-activation.json").read_text())
+    gate["status"] = "unverified"
+    reseal(folder, "gate-activation.json", json.dumps(gate).encode())
+
+    problems = verify_bundle(folder).problems
+
+    assert (
+        "result.json: verdict 'supported' was posted, 'inconclusive' follows from the files"
+        in problems
+    )
+
+
+def test_resealed_hash_is_checked(folder):
+    """The test's own forger works: only the statement notices an equal manifest entry."""
+    data = (folder / "tables.json").read_bytes() + b"\n"
+    manifest = json.loads((folder / "manifest.json").read_text())
+    for entry in manifest["files"]:
+        if entry["name"] == "tables.json":
+            entry.update(sha256=sha256_hex(data), size=len(data))
+    (folder / "tables.json").write_bytes(data)
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
+
+    assert verify_bundle(Path(folder)).problems == (
+        "verdict.intoto.json: its subject is not this manifest",
+        "verdict.intoto.json: does not follow from decision, gates and result",
+    )
