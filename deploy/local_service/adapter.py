@@ -73,9 +73,9 @@ class Adapter:
         sizes = dict(_parameter_shapes(shape, self.config))
         self.flat = torch.zeros(sum(rows * columns for rows, columns in sizes.values()))
         self.gradient = torch.zeros_like(self.flat)
-        self.parameters = _views(self.flat, sizes)
-        self.gradients = _views(self.gradient, sizes)
         self.has_gradient = False
+        self._sizes = sizes
+        self.parameters = _views(self.flat, sizes)
         generator = torch.Generator().manual_seed(seed)
         for name, value in self.parameters.items():
             if name.endswith(".A"):
@@ -93,6 +93,11 @@ class Adapter:
             return None
         scaled = self.parameters[f"{module}.B"] * self.config.scale
         return scaled @ self.parameters[f"{module}.A"]
+
+    def empty_gradient(self) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return a zero vector laid out like the parameters, and its named views."""
+        flat = torch.zeros_like(self.flat)
+        return flat, _views(flat, self._sizes)
 
     def clear_gradient(self) -> None:
         """Forget the gradient."""

@@ -51,16 +51,28 @@ class ModelShape:
         return self.heads // self.kv_heads
 
 
-@dataclass(frozen=True, slots=True)
-class LayerWeights:
-    """Weights of one layer; matrices are [out, in] in the compute dtype, norms are float32."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Matrix:
+    """A matrix to multiply rows with: ``weight``, or ``weight + up @ down`` kept apart."""
 
-    qkv: Tensor
+    weight: Tensor
+    """[out, in] in the compute dtype."""
+    down: Tensor | None = None
+    """[rank, in]."""
+    up: Tensor | None = None
+    """[out, rank]."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerWeights:
+    """Weights of one layer; norms are float32."""
+
+    qkv: Matrix
     """Query, key and value rows, one below the other."""
-    attention_out: Tensor
-    gate_up: Tensor
+    attention_out: Matrix
+    gate_up: Matrix
     """Gate rows above up rows."""
-    down: Tensor
+    down: Matrix
     attention_norm: Tensor
     mlp_norm: Tensor
 
@@ -171,17 +183,20 @@ def _expect_plain_llama(config: dict[str, Any], *, where: str) -> None:
 
 
 def _layer(weights: dict[str, Tensor], number: int, *, dtype: torch.dtype) -> LayerWeights:
-    def get(*names: str) -> Tensor:
+    def get(*names: str) -> Matrix:
         parts = [weights[f"model.layers.{number}.{name}.weight"] for name in names]
-        return torch.cat(parts).to(dtype).contiguous()
+        return Matrix(torch.cat(parts).to(dtype).contiguous())
+
+    def norm(name: str) -> Tensor:
+        return weights[f"model.layers.{number}.{name}.weight"].float()
 
     return LayerWeights(
         qkv=get("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
         attention_out=get("self_attn.o_proj"),
         gate_up=get("mlp.gate_proj", "mlp.up_proj"),
         down=get("mlp.down_proj"),
-        attention_norm=get("input_layernorm").float(),
-        mlp_norm=get("post_attention_layernorm").float(),
+        attention_norm=norm("input_layernorm"),
+        mlp_norm=norm("post_attention_layernorm"),
     )
 
 

@@ -20,6 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from deploy.local_service.base_model import Matrix
+
 ROW_QUANTUM = 8
 KEY_QUANTUM = 64
 KEY_PAGE = 256
@@ -37,6 +39,14 @@ def padded(count: int, quantum: int) -> int:
 def linear(rows_NI: Tensor, weight_OI: Tensor) -> Tensor:
     """Return ``rows @ weight.T``, [N, O]; N is a multiple of `ROW_QUANTUM`."""
     return F.linear(rows_NI, weight_OI)
+
+
+def multiply(rows_NI: Tensor, matrix: Matrix) -> Tensor:
+    """Return the rows times a matrix, [N, O]; N is a multiple of `ROW_QUANTUM`."""
+    product = linear(rows_NI, matrix.weight)
+    if matrix.down is None or matrix.up is None:
+        return product
+    return product + linear(linear(rows_NI, matrix.down), matrix.up)
 
 
 def rms_norm(rows_NH: Tensor, weight_H: Tensor, eps: float, dtype: torch.dtype) -> Tensor:

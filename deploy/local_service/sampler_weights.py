@@ -1,15 +1,14 @@
-"""Weights to compute with: a base model, or a base model with one adapter merged into it."""
+"""Weights to compute with: a base model, or a base model with one adapter."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from deploy.local_service.adapter import FUSED, UNEMBED, Adapter
-from deploy.local_service.base_model import BaseModel, LayerWeights
+from deploy.local_service.base_model import BaseModel, LayerWeights, Matrix
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,14 +28,15 @@ class SamplerWeights:
         return cls(base=base, layers=base.layers, head=base.head, sha256=_key(base, "base"))
 
     @classmethod
-    def merged(cls, base: BaseModel, adapter: Adapter) -> SamplerWeights:
+    def adapted(cls, base: BaseModel, adapter: Adapter) -> SamplerWeights:
         """Return the base model's weights with ``alpha / rank * B @ A`` added.
 
-        The sum is taken in float32 and rounded once to the compute dtype. Costs a copy of the
-        adapted matrices.
+        In float32 the change is merged into a copy of each adapted matrix: one product instead of
+        three. In bfloat16 it is kept apart, since most of a small change would be lost when the
+        sum is rounded. The unembedding is float32 and always merged.
         """
         layers = tuple(
-            _merged_layer(layer, adapter, number) for number, layer in enumerate(base.layers)
+            _adapted_layer(layer, adapter, number) for number, layer in enumerate(base.layers)
         )
         change = adapter.delta(UNEMBED)
         head = base.head if change is None else change.add_(base.head)
@@ -47,15 +47,21 @@ def _key(base: BaseModel, adapter: str) -> str:
     return f"{base.sha256}:{base.dtype}:{adapter}"
 
 
-def _merged_layer(layer: LayerWeights, adapter: Adapter, number: int) -> LayerWeights:
-    def merge(field: str) -> Tensor:
-        weight: Tensor = getattr(layer, field)
-        modules = adapter.modules(number, field)
-        if not modules:
-            return weight
-        changes = [change for module in modules if (change := adapter.delta(module)) is not None]
-        return torch.cat(changes).add_(weight).to(weight.dtype)
+def _adapted_layer(layer: LayerWeights, adapter: Adapter, number: int) -> LayerWeights:
+    matrices = {
+        field: _adapted_matrix(getattr(layer, field), adapter, adapter.modules(number, field))
+        for field in FUSED
+    }
+    return LayerWeights(**matrices, attention_norm=layer.attention_norm, mlp_norm=layer.mlp_norm)
 
-    merged: Callable[[str], Tensor] = merge
-    fields = {field: merged(field) for field in FUSED}
-    return LayerWeights(**fields, attention_norm=layer.attention_norm, mlp_norm=layer.mlp_norm)
+
+def _adapted_matrix(matrix: Matrix, adapter: Adapter, modules: tuple[str, ...]) -> Matrix:
+    weight = matrix.weight
+    if not modules:
+        return matrix
+    if weight.dtype == torch.float32:
+        changes = [change for name in modules if (change := adapter.delta(name)) is not None]
+        return Matrix(torch.cat(changes).add_(weight))
+    down = torch.cat([adapter.parameters[f"{name}.A"] for name in modules])
+    ups = [adapter.parameters[f"{name}.B"] * adapter.config.scale for name in modules]
+    return Matrix(weight, down.to(weight.dtype), torch.block_diag(*ups).to(weight.dtype))

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from deploy.local_service import kernels
-from deploy.local_service.base_model import LayerWeights
+from deploy.local_service.base_model import LayerWeights, Matrix
 from deploy.local_service.packing import Packing
 from deploy.local_service.sampler_weights import SamplerWeights
 
-Project = Callable[[int, str, Tensor, Tensor], Tensor]
-"""(layer, field of `LayerWeights`, rows, weight) -> rows @ weight.T"""
+Multiply = Callable[[int, str, Tensor, Matrix], Tensor]
+"""(layer, field of `LayerWeights`, rows, matrix) -> rows times the matrix."""
 
 
 Keep = Callable[[int, Tensor, Tensor], None]
@@ -32,10 +32,10 @@ class Attend(Protocol):
         """Return the attention output of each row, [N, heads * head_dim]."""
 
 
-def project_frozen(layer: int, field: str, rows: Tensor, weight: Tensor) -> Tensor:
-    """Multiply rows by a weight that takes no gradient."""
+def multiply_frozen(layer: int, field: str, rows: Tensor, matrix: Matrix) -> Tensor:
+    """Multiply rows by a matrix that takes no gradient."""
     del layer, field
-    return kernels.linear(rows, weight)
+    return kernels.multiply(rows, matrix)
 
 
 def hidden_rows(
@@ -44,7 +44,7 @@ def hidden_rows(
     positions_N: Tensor,
     *,
     attend: Attend,
-    project: Project = project_frozen,
+    multiply: Multiply = multiply_frozen,
 ) -> Tensor:
     """Return the rows that the unembedding is applied to, [N, hidden] float32.
 
@@ -53,7 +53,7 @@ def hidden_rows(
         tokens_N: [N] token ids; N a multiple of the row quantum.
         positions_N: [N] positions of the tokens.
         attend: attention over the rows and whatever came before them.
-        project: the products with the layers' matrices.
+        multiply: the products with the layers' matrices.
     """
     base = weights.base
     cos_N1C, sin_N1C = base.rotary[:, positions_N, None].to(base.dtype)
@@ -61,7 +61,7 @@ def hidden_rows(
     if torch.is_grad_enabled():
         x_NH.requires_grad_()
     for number, layer in enumerate(weights.layers):
-        x_NH = _layer(weights, number, layer, x_NH, (cos_N1C, sin_N1C), attend, project)
+        x_NH = _layer(weights, number, layer, x_NH, (cos_N1C, sin_N1C), attend, multiply)
     return kernels.rms_norm(x_NH, base.final_norm, base.shape.norm_eps, torch.float32)
 
 
@@ -72,12 +72,12 @@ def _layer(
     x_NH: Tensor,
     angles: tuple[Tensor, Tensor],
     attend: Attend,
-    project: Project,
+    multiply: Multiply,
 ) -> Tensor:
     """Return the residual stream after one layer."""
     base, shape = weights.base, weights.base.shape
     normed = kernels.rms_norm(x_NH, layer.attention_norm, shape.norm_eps, base.dtype)
-    qkv = project(number, "qkv", normed, layer.qkv)
+    qkv = multiply(number, "qkv", normed, layer.qkv)
     heads = qkv.view(len(x_NH), -1, shape.head_dim)
     turned = kernels.rotate(heads[:, : shape.heads + shape.kv_heads], *angles)
     attended = attend(
@@ -86,10 +86,10 @@ def _layer(
         turned[:, shape.heads :],
         heads[:, shape.heads + shape.kv_heads :],
     )
-    x_NH = x_NH + project(number, "attention_out", attended, layer.attention_out)
+    x_NH = x_NH + multiply(number, "attention_out", attended, layer.attention_out)
     normed = kernels.rms_norm(x_NH, layer.mlp_norm, shape.norm_eps, base.dtype)
-    gated = kernels.gated(project(number, "gate_up", normed, layer.gate_up))
-    return x_NH + project(number, "down", gated, layer.down)
+    gated = kernels.gated(multiply(number, "gate_up", normed, layer.gate_up))
+    return x_NH + multiply(number, "down", gated, layer.down)
 
 
 class PackedAttention:
