@@ -12,6 +12,7 @@ from flows.reporting import write_reports
 from tasks.clocks import seconds_since_start
 from tasks.context import RunContext
 from tasks.failures import CapacityBlocked, ServiceError
+from tasks.journal_tables import write_journal
 from tasks.provenance import initialization_provenance
 
 
@@ -86,6 +87,7 @@ async def blocked(ctx: RunContext, result: StructuredResult, error: ServiceError
         "released_clients": released,
     }
     ctx.run.append("blocked", outcome=outcome.to_record())
+    write_journal(ctx)
     result.finish(
         status="failed",
         verdict=outcome.verdict,
@@ -107,6 +109,7 @@ async def refused(ctx: RunContext, result: StructuredResult, error: ServiceError
         steps_completed=ctx.steps_completed,
     )
     ctx.run.append("blocked", outcome=outcome.to_record())
+    write_journal(ctx)
     result.finish(
         status="failed",
         verdict=outcome.verdict,
@@ -120,6 +123,7 @@ async def _close(
     ctx: RunContext, result: StructuredResult, outcome: Outcome, *, status: str, summary: str
 ) -> Outcome:
     """Post the final result, keep the outcome, and write what people read."""
+    write_journal(ctx)
     result.finish(
         status=status,
         verdict=outcome.verdict,

@@ -195,6 +195,7 @@ class RunContext:
         timer.seconds = time.monotonic() - started
         self.run.append(
             "timing",
+            attempt=self.run.attempt,
             arm=arm,
             phase=phase,
             step=step,

@@ -1,0 +1,65 @@
+"""The journal's tables, written from the ledger when an attempt ends.
+
+The ledger holds every timing and every name that the service gave as it happened; the tables are
+the same facts in a form that is easy to query. They are written once, so a second closing of the
+same attempt changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+from tasks.context import RunContext
+
+Row = dict[str, Any]
+
+
+def write_journal(ctx: RunContext) -> None:
+    """Write `timings` and `service_ids` of the current attempt."""
+    attempt = ctx.run.attempt
+    timings: dict[tuple[str, str, int], dict[str, Row]] = defaultdict(dict)
+    for event in ctx.run.events("timing"):
+        if event["attempt"] == attempt:
+            rows = timings[event["arm"], event["phase"], event["step"]]
+            rows[event["what"]] = _added(rows.get(event["what"]), event)
+    for place, rows in timings.items():
+        _write_once(ctx, "timings", (attempt, *place), list(rows.values()))
+    names: dict[tuple[str, str], dict[str, Row]] = defaultdict(dict)
+    for arm, what, name, service_id in _service_ids(ctx):
+        names[arm, what][name] = {"name": name, "service_id": service_id}
+    for key, found in names.items():
+        _write_once(ctx, "service_ids", (attempt, *key), list(found.values()))
+
+
+def _added(row: Row | None, event: Row) -> Row:
+    """A step that was interrupted and finished later was timed in two parts."""
+    parts = {name: event[name] for name in ("what", "seconds", "units", "samples")}
+    if row is None:
+        return parts
+    return {
+        "what": row["what"],
+        "seconds": row["seconds"] + parts["seconds"],
+        "units": row["units"] + parts["units"],
+        "samples": row["samples"] + parts["samples"],
+    }
+
+
+def _write_once(ctx: RunContext, table: str, key: tuple[Any, ...], rows: list[Row]) -> None:
+    if not ctx.run.has_table(table, key=key):
+        ctx.run.write_table(table, rows, key=key)
+
+
+def _service_ids(ctx: RunContext) -> Iterator[tuple[str, str, str, str]]:
+    for event in ctx.run.events():
+        if event["event"] == "initialization":
+            yield "all", "checkpoint", "initialization", event["uri"]
+        elif event["event"] == "client_opened":
+            name = f"{event['phase']}-{event['restore']:03d}"
+            yield event["arm"], "training_client", name, event["info"]["model_id"]
+        elif event["event"] == "checkpoint":
+            name = f"{event['phase']}-{event['policy_version']:06d}"
+            yield event["arm"], "checkpoint", name, event["uri"]
+        elif event["event"] == "published":
+            yield event["arm"], "sampler", f"{event['policy_version']:06d}", event["uri"]
