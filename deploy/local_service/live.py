@@ -70,6 +70,9 @@ class LiveModel(Protocol):
     def save(self, folder: Path, *, with_optimizer: bool) -> None:
         """Write the adapter, and the optimizer's state if asked, into an existing folder."""
 
+    def sampling_weights(self) -> Any:
+        """Return the weights as they are now, to sample from; they do not move with training."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampleTask:

@@ -3,23 +3,129 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 
 from deploy.local_service import requests
+from deploy.local_service.adapter import LoraConfig
 from deploy.local_service.base_model import DTYPES, BaseModel
+from deploy.local_service.checkpoint import load_checkpoint
 from deploy.local_service.kv_cache import PrefixCache
-from deploy.local_service.live import BaseFacts, LiveModel, SampleTask
+from deploy.local_service.live import BaseFacts, SampleTask
 from deploy.local_service.model_files import read_model_files
 from deploy.local_service.model_store import resolve
+from deploy.local_service.optimizer import AdamWConfig
 from deploy.local_service.sample_bridge import core_request
 from deploy.local_service.sampler_weights import SamplerWeights
 from deploy.local_service.sampling import generate
 from deploy.local_service.settings import ServiceSettings
+from deploy.local_service.training import TrainableModel, TrainingDatum
+from deploy.local_service.wire import Array, WireDatum
 from evidence.errors import InputError
+
+_MERGED_TRAINERS = 2
+"""Live models whose merged weights are kept: each is a copy as large as the base model."""
+
+
+def _plain_mode() -> torch.inference_mode:
+    """Leave inference mode: training may run between two tokens of a sampling batch."""
+    return torch.inference_mode(mode=False)
+
+
+class Trainable(TrainableModel):
+    """A trainable model that can give its merged weights back."""
+
+    def forget_weights(self) -> None:
+        """Drop the merged copy; it is made anew when it is needed."""
+        self._weights = None
+
+
+class MergedModels:
+    """The live models that used their merged weights last; others give theirs back."""
+
+    def __init__(self, *, limit: int) -> None:
+        self._limit = limit
+        self._models: list[Trainable] = []
+
+    def touch(self, model: Trainable) -> None:
+        """Note that a model is about to use its merged weights."""
+        self._models = [other for other in self._models if other is not model] + [model]
+        while len(self._models) > self._limit:
+            self._models.pop(0).forget_weights()
+
+
+class TorchModel:
+    """One adapter in training, in the form that `live` asks for."""
+
+    def __init__(self, model: Trainable, merged: MergedModels) -> None:
+        self._model = model
+        self._merged = merged
+
+    @property
+    def lora(self) -> dict[str, Any]:
+        """Shape and seed of the adapter."""
+        return asdict(self._model.lora_config)
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Steps in the optimizer's state."""
+        return self._model.optimizer.steps
+
+    def forward_backward(
+        self,
+        data_D: Sequence[WireDatum],
+        *,
+        loss_fn: str,
+        config: Mapping[str, Any],
+        backward: bool,
+    ) -> tuple[list[Array], dict[str, float]]:
+        """Return per-datum log-probabilities and the metrics; add to the gradient if asked."""
+        data = [
+            TrainingDatum(
+                datum.tokens,
+                {name: torch.from_numpy(value) for name, value in datum.inputs.items()},
+            )
+            for datum in data_D
+        ]
+        self._merged.touch(self._model)
+        with _plain_mode():
+            run = self._model.forward_backward if backward else self._model.forward
+            logprobs_D, metrics = run(data, loss_fn, config)
+        return [logprobs.numpy() for logprobs in logprobs_D], metrics
+
+    def optim_step(self, params: requests.AdamParams) -> dict[str, float]:
+        """Take one AdamW step and clear the gradient; return its metrics."""
+        with _plain_mode():
+            return self._model.optim_step(AdamWConfig(**params.model_dump()))
+
+    def discard_gradient(self) -> None:
+        """Clear the gradient without a step."""
+        with _plain_mode():
+            self._model.discard_gradient()
+
+    def adapter_sha256(self) -> str:
+        """Digest of the adapter's tensors."""
+        return self._model.adapter_sha256()
+
+    def optimizer_sha256(self) -> str:
+        """Digest of the optimizer's moments and step count."""
+        return self._model.optimizer_state().sha256
+
+    def save(self, folder: Path, *, with_optimizer: bool) -> None:
+        """Write the adapter, and the optimizer's state if asked, into an existing folder."""
+        with _plain_mode():
+            self._model.save(folder, with_optimizer=with_optimizer)
+
+    def sampling_weights(self) -> SamplerWeights:
+        """Return the weights as they are now; they do not move with training."""
+        self._merged.touch(self._model)
+        with _plain_mode():
+            return self._model.weights
 
 
 class TorchNumerics:
@@ -37,6 +143,7 @@ class TorchNumerics:
         self._bases: dict[str, tuple[BaseModel, BaseFacts]] = {}
         self._loading = threading.Lock()
         self._prefixes = PrefixCache()
+        self._merged = MergedModels(limit=_MERGED_TRAINERS)
 
     def load_base(self, name: str) -> BaseFacts:
         """Load a base model, or return the facts of a loaded one.
@@ -66,20 +173,39 @@ class TorchNumerics:
             raise InputError("base_model", name, "a model that was loaded")
         return self._bases[name][0]
 
-    def create(self, base_model: str, config: requests.LoraConfig) -> LiveModel:
+    def create(self, base_model: str, config: requests.LoraConfig) -> TorchModel:
         """Make a fresh adapter over a loaded base."""
-        raise NotImplementedError
+        lora = LoraConfig(
+            rank=config.rank,
+            seed=config.seed,
+            train_attn=config.train_attn,
+            train_mlp=config.train_mlp,
+            train_unembed=config.train_unembed,
+        )
+        with _plain_mode():
+            return TorchModel(Trainable(self._base(base_model), lora), self._merged)
 
-    def load(self, base_model: str, folder: Path, *, with_optimizer: bool) -> LiveModel:
-        """Make an adapter, and its optimizer if asked, from a checkpoint's folder."""
-        raise NotImplementedError
+    def load(self, base_model: str, folder: Path, *, with_optimizer: bool) -> TorchModel:
+        """Make an adapter, and its optimizer if asked, from a checkpoint's folder.
+
+        Raises:
+            InputError: if the files are not those that were written.
+        """
+        base = self._base(base_model)
+        with _plain_mode():
+            model = Trainable.from_checkpoint(base, folder, with_optimizer=with_optimizer)
+        return TorchModel(cast(Trainable, model), self._merged)
 
     def sampling_weights(self, base_model: str, folder: Path | None) -> SamplerWeights:
         """Return a base model's weights, or those with a checkpoint's adapter merged."""
         base = self._base(base_model)
         if folder is None:
             return SamplerWeights.of_base(base)
-        raise NotImplementedError
+        if not folder.is_dir():
+            raise FileNotFoundError(folder)
+        with _plain_mode():
+            adapter, _ = load_checkpoint(folder, base=base, with_optimizer=False)
+            return SamplerWeights.adapted(base, adapter)
 
     def generate(
         self,

@@ -27,6 +27,7 @@ from deploy.local_service.errors import ApiError, invalid_request
 from deploy.local_service.faults import SemanticFaults
 from deploy.local_service.futures import Outcome
 from deploy.local_service.live import LiveModel, ModelEntry, Numerics
+from deploy.local_service.samplers import WeightsCache, WeightsSource
 from deploy.local_service.wire import TrainRequest, encode_train_result
 
 
@@ -48,9 +49,15 @@ class Operations:
     """The operations, with what they need."""
 
     def __init__(
-        self, *, numerics: Numerics, checkpoints: CheckpointStore, faults: SemanticFaults
+        self,
+        *,
+        numerics: Numerics,
+        checkpoints: CheckpointStore,
+        faults: SemanticFaults,
+        cache: WeightsCache,
     ) -> None:
         self._numerics = numerics
+        self._cache = cache
         self._checkpoints = checkpoints
         self._faults = faults
 
@@ -193,6 +200,9 @@ class Operations:
         return lambda folder: model.save(folder, with_optimizer=False)
 
     def _remember_publication(self, entry: ModelEntry, folder: Path) -> None:
+        if not self._faults.on("stale_sampler"):
+            source = WeightsSource(entry.record.base_model, folder)
+            self._cache.put(source, entry.live().sampling_weights())
         entry.published = [*entry.published[-1:], str(folder)]
 
     def _delete_training_namesake(self, path: CheckpointPath) -> None:

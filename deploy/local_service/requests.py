@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 Identifier = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^/\s]+$")]
 SeqId = Annotated[int, Field(ge=0, lt=2**63)]
-MAX_RANK = 512
+MAX_RANK = 256
 MAX_SAMPLES = 1024
 MAX_TOP_K = 4096
 
@@ -57,7 +57,7 @@ class LoraConfig(WireModel):
     """Shape and initialization of an adapter."""
 
     rank: int = Field(default=32, ge=1, le=MAX_RANK)
-    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
+    seed: int | None = Field(default=None, ge=0, lt=2**63)
     train_unembed: bool = True
     train_mlp: bool = True
     train_attn: bool = True

@@ -67,20 +67,24 @@ class WeightsCache:
         if source.key in self._kept:
             self._kept.move_to_end(source.key)
             return self._kept[source.key]
-        while len(self._kept) >= self._size:
-            # Make room first: a merged copy is as large as the base model.
-            self._kept.popitem(last=False)
+        self._make_room()
         weights = self._numerics.sampling_weights(source.base_model, source.folder)
         self._kept[source.key] = weights
         return weights
 
+    def put(self, source: WeightsSource, weights: Any) -> None:
+        """Keep weights that are at hand already."""
+        self._make_room()
+        self._kept[source.key] = weights
+
+    def _make_room(self) -> None:
+        # Before, not after: a merged copy is as large as the base model.
+        while len(self._kept) >= self._size:
+            self._kept.popitem(last=False)
+
     def keys(self) -> list[str]:
         """Name what is kept, least recently used first."""
         return list(self._kept)
-
-    def drop(self, key: str) -> None:
-        """Forget weights that will not be asked for again."""
-        self._kept.pop(key, None)
 
 
 class SampleRunner:

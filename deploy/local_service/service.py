@@ -77,7 +77,10 @@ class Service:
             self.context,
             queue=self.queue,
             operations=Operations(
-                numerics=numerics, checkpoints=self.context.checkpoints, faults=faults
+                numerics=numerics,
+                checkpoints=self.context.checkpoints,
+                faults=faults,
+                cache=self.cache,
             ),
             sampling=self.sampling,
         )

@@ -53,7 +53,7 @@ class ServiceSettings(BaseModel):
     """Status of the capacity answer (sampling always gets 429, which its clients wait out)."""
     retry_after_seconds: float | None = Field(default=5.0, gt=0)
     """``Retry-After`` of the capacity answer."""
-    max_merged: int = Field(default=4, ge=1)
+    max_merged: int = Field(default=3, ge=1)
     """Sampler weight sets kept merged in memory; the least recently used one is dropped."""
     max_rows: int = Field(default=64, ge=1)
     """Sequences sampled at once."""

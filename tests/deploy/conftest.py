@@ -71,6 +71,9 @@ class FakeModel:
     def optimizer_sha256(self):
         return hashlib.sha256(repr((self.momentum, self.steps)).encode()).hexdigest()
 
+    def sampling_weights(self):
+        return self.value
+
     def save(self, folder, *, with_optimizer):
         state = {"value": self.value}
         if with_optimizer:

@@ -48,6 +48,15 @@ def configuration(service, folder, **over):
     return train.Config(**(values | over))
 
 
+def test_client_loads_the_tokenizer_offline(local_service):
+    """get_tokenizer finds the base model's own tokenizer on disk."""
+    tinker = pytest.importorskip("tinker")
+    client = tinker.ServiceClient(base_url=local_service.url)
+    model = client.create_lora_training_client("tiny", rank=4).result(timeout=60)
+
+    assert model.get_tokenizer().decode([3 + ord("o"), 3 + ord("k")]) == "ok"
+
+
 def metrics(folder):
     lines = (folder / "log" / "metrics.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
