@@ -109,13 +109,13 @@ class Adapter:
         layout = {name: list(value.shape) for name, value in self.parameters.items()}
         head = {"rank": self.config.rank, "alpha": self.config.alpha, "parameters": layout}
         found = hashlib.sha256(canonical_bytes(head))
-        found.update(memoryview(self.flat.numpy()).cast("B"))
+        found.update(self.flat.numpy().tobytes())
         return found.hexdigest()
 
 
 def _views(flat: Tensor, sizes: dict[str, tuple[int, int]]) -> dict[str, Tensor]:
     """Return the named matrices that lie one after the other in a vector."""
-    pieces = flat.split([rows * columns for rows, columns in sizes.values()])
+    pieces = torch.split(flat, [rows * columns for rows, columns in sizes.values()])
     return {
         name: piece.view(size) for (name, size), piece in zip(sizes.items(), pieces, strict=True)
     }

@@ -21,8 +21,9 @@ class AdapterGradient:
 
     def multiply(self, layer: int, field: str, rows: Tensor, matrix: Matrix) -> Tensor:
         """Multiply rows by an adapted matrix; the backward pass adds to the gradient here."""
-        product: Tensor = _AdaptedProduct.apply(
-            rows, matrix, self, self._adapter.modules(layer, field)
+        modules = self._adapter.modules(layer, field)
+        product: Tensor = _AdaptedProduct.apply(  # type: ignore[no-untyped-call]
+            rows, matrix, self, modules
         )
         return product
 

@@ -40,7 +40,7 @@ def unembed(head_VH: Tensor, hidden_NH: Tensor, rows_U: Tensor) -> Iterator[tupl
         hidden_NH: normalised hidden rows, float32.
         rows_U: rows of interest.
     """
-    for part in rows_U.split(HEAD_ROWS):
+    for part in torch.split(rows_U, HEAD_ROWS):
         if len(part) == 0:
             return
         filled = part.new_zeros(padded(len(part), ROW_QUANTUM))
@@ -52,7 +52,7 @@ def unembed(head_VH: Tensor, hidden_NH: Tensor, rows_U: Tensor) -> Iterator[tupl
 def pair_logprobs(head_VH: Tensor, hidden_NH: Tensor, pairs: Pairs) -> Tensor:
     """Return the log-probability of each distinct pair, [P] float32."""
     out = torch.empty(len(pairs.rows_P))
-    for rows, logits in unembed(head_VH, hidden_NH, pairs.rows_P.unique_consecutive()):
+    for rows, logits in unembed(head_VH, hidden_NH, torch.unique(pairs.rows_P)):
         span, local = pairs_of(pairs, rows)
         normalizers = kernels.log_normalizers(logits)
         out[span] = logits[local, pairs.tokens_P[span]] - normalizers[local]

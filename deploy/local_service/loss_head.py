@@ -98,7 +98,7 @@ class LossHead:
         losses = torch.empty(len(order))
         hidden_gradient = torch.zeros_like(hidden_NH)
         anything = False
-        for rows, logits in unembed(self._head, hidden_NH, pairs.rows_P.unique_consecutive()):
+        for rows, logits in unembed(self._head, hidden_NH, torch.unique(pairs.rows_P)):
             span, local = pairs_of(pairs, rows)
             begin, end = (int(torch.searchsorted(inverse, n)) for n in (span.start, span.stop))
             chunk = slice(begin, end)

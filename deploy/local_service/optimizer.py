@@ -93,5 +93,5 @@ class AdamW:
         """Return the digest of step count, moments and size."""
         found = hashlib.sha256(canonical_bytes({"steps": self.steps, "size": len(self.first)}))
         for moment in (self.first, self.second):
-            found.update(memoryview(moment.numpy()).cast("B"))
+            found.update(moment.numpy().tobytes())
         return found.hexdigest()

@@ -64,4 +64,5 @@ def _adapted_matrix(matrix: Matrix, adapter: Adapter, modules: tuple[str, ...]) 
         return Matrix(torch.cat(changes).add_(weight))
     down = torch.cat([adapter.parameters[f"{name}.A"] for name in modules])
     ups = [adapter.parameters[f"{name}.B"] * adapter.config.scale for name in modules]
-    return Matrix(weight, down.to(weight.dtype), torch.block_diag(*ups).to(weight.dtype))
+    up: Tensor = torch.block_diag(*ups)  # type: ignore[no-untyped-call]
+    return Matrix(weight, down.to(weight.dtype), up.to(weight.dtype))

@@ -79,7 +79,7 @@ def score_hidden(
     wanted = [_wanted_pairs(request, rows) for request, rows in zip(requests, rows_S, strict=True)]
     pairs = Pairs.of(torch.cat([w[0] for w in wanted]), torch.cat([w[1] for w in wanted]))
     logprobs = pair_logprobs(head_VH, hidden_NH, pairs)[pairs.inverse]
-    pieces = logprobs.split([len(w[0]) for w in wanted])
+    pieces = torch.split(logprobs, [len(w[0]) for w in wanted])
     scores = []
     for request, rows, piece in zip(requests, rows_S, pieces, strict=True):
         ids, values = _topk(head_VH, hidden_NH, rows, request.topk)

@@ -156,9 +156,9 @@ class TrainableModel:
             targets = Targets.of(packing.rows_S, inputs, loss.inputs)
             result = head.run(hidden.detach(), targets)
         if result.hidden_gradient is not None:
-            hidden.backward(result.hidden_gradient)
+            torch.autograd.backward(hidden, result.hidden_gradient)
         sizes = [datum["target_tokens"].numel() for datum in inputs]
-        pieces = result.logprobs_M.split(sizes)
+        pieces = torch.split(result.logprobs_M, sizes)
         shaped = [p.view(d["target_tokens"].shape) for p, d in zip(pieces, inputs, strict=True)]
         return shaped, result.loss
 
