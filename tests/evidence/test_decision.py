@@ -947,3 +947,62 @@ def test_columns_may_be_arrays():
 def test_missing_cells_of_a_huge_plan_are_found_without_laying_it_out(clear):
     """100,000 scheduled seeds times 60 items would be 12 million cells; two arms have 60 each."""
     refused(clear.judged(spec_of(seeds=list(range(100_000)))), "arms times seeds times items")
+
+
+def rule_of(spec):
+    return build(DecisionRule, spec["decision_rule"], where=None)
+
+
+def test_observations_of_no_weighed_arm_are_named():
+    rows = Record({"base": 1}).rows
+    with pytest.raises(InputError, match="observations of accuracy for arms treatment, baseline"):
+        decide(rule_of(spec_of()), Observations.from_rows(rows))
+
+
+def test_items_are_those_of_the_weighed_arms_where_none_are_given():
+    """The base model was scored on an item more, which is none of the comparison."""
+    record = Record({"treatment": 1, "baseline": 0})
+    record.rows.append(record.rows[0] | {"arm": "base", "item_id": "extra"})
+    observations = Observations.from_rows(record.rows)
+    assert len(observations) == 121
+    assert decide(rule_of(spec_of()), observations).criteria[0].n_items == 60
+
+
+def test_effect_too_large_for_a_float_is_refused():
+    """Each value is finite, the difference of the two arms is not."""
+    spec = spec_of(criterion(bounds=[-1.7e308, 1.7e308]))
+    rows = Record({"treatment": 1.6e308, "baseline": -1.6e308}, n=2).rows
+    with pytest.raises(InputError, match="a finite effect"):
+        decide(rule_of(spec), Observations.from_rows(rows))
+
+
+def test_columns_must_all_be_there():
+    with pytest.raises(InputError, match=r"observations\.item_id"):
+        Observations.from_columns({"arm": ["a"]})
+
+
+def test_row_that_answers_for_no_field_is_not_read():
+    """A row type that claims a key and then refuses it is a defect of the caller, not of a record."""
+
+    class Broken(dict):
+        def __getitem__(self, key):
+            raise KeyError(key)
+
+    with pytest.raises(KeyError):
+        Observations.from_rows([Broken(Record({"treatment": 1}).rows[0])])
+
+
+@pytest.mark.parametrize("form", ["lines", "list"])
+def test_file_of_too_many_rows_is_not_read(clear, form):
+    """100,001 empty rows in 300 kB."""
+    rows = ["{}"] * 100_001
+    text = "\n".join(rows) if form == "lines" else "[" + ",".join(rows) + "]"
+    result = from_file(clear, text.encode())
+    assert result.status == "unverified"
+    assert "at most 100000 rows" in result.issues[0]
+
+
+def test_advisories_of_a_result_without_samples_are_empty(clear):
+    """A result that was read back from a record holds no samples."""
+    result = clear.judged()
+    assert advisories(rule_of(spec_of()), type(result)(result.status, (), result.criteria)) == []

@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 from evidence.errors import InputError
 from evidence.execution import ExecutionFile, contradictions, missing_settings
+from evidence.spec import Spec
 from tests.evidence.execution_files import dppo_execution, real_spec, sdpo_execution
 
 FILES = {"dppo": dppo_execution, "sdpo": sdpo_execution}
@@ -241,3 +242,34 @@ def test_arm_that_states_another_number_of_updates_is_found(dppo, put):
     changed = put(put(dppo, ("rollout", "minibatches"), 1), ("rollout_steps",), 100)
     found = contradictions(real_spec("dppo"), ExecutionFile.parse(changed))
     assert [f.field for f in found] == ["rollout.minibatches * epochs"] * 2
+
+
+def test_optimizer_of_another_family_is_found(dppo, put):
+    spec = real_spec("dppo").raw
+    spec["optimizer"]["name"] = "trimuon"
+    found = contradictions(Spec.parse(spec), ExecutionFile.parse(dppo))
+    assert ("optimizer.name", "adamw") in [(f.field, f.value) for f in found]
+
+
+def test_rollout_correction_is_handed_on_whole(dppo):
+    dppo["rollout_correction"] = {"level": "token", "threshold": 2.0, "batch_normalize": False}
+    assert ExecutionFile.parse(dppo).rollout_correction.config == dppo["rollout_correction"]
+
+
+@pytest.mark.parametrize("settings", [None, 3, [], "loss"])
+def test_missing_settings_survive_an_arm_of_another_kind(dppo, put, settings):
+    missing_settings(real_spec("dppo"), put(dppo, ("arms", "grpo_seed0"), settings))
+
+
+def test_unknown_kind_is_wrong_but_not_missing(dppo, put):
+    changed = put(dppo, ("arms", "dppo_seed0", "loss"), {"kind": "ppo2"})
+    assert missing_settings(real_spec("dppo"), changed) == []
+
+
+def test_number_of_thousands_of_digits_is_refused(dppo):
+    text = json.dumps(dppo).replace('"rollout_steps": 50', f'"rollout_steps": {"9" * 5000}')
+    with pytest.raises(InputError, match="number literal"):
+        ExecutionFile.parse(text)
+    short = json.dumps(dppo).replace('"rollout_steps": 50', f'"rollout_steps": {"9" * 500}')
+    with pytest.raises(InputError, match="number literal"):
+        ExecutionFile.parse(short)

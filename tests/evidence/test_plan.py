@@ -41,6 +41,7 @@ def test_without_a_base_score_only_the_bounds_limit_the_effect():
     plan = plan_check(real_spec("sdpo").raw)
     assert plan.can_support is True
     assert (plan.criteria[0].lowest, plan.criteria[0].highest) == (-1, 1)
+    assert "effects from -1.000 to 1.000 are possible" in plan.sentences[1]
 
 
 def test_gsm8k_rule_needs_seven_and_a_half_points():
@@ -140,3 +141,18 @@ def test_rule_that_cannot_be_planned_with_is_named(put, path, value, field):
 def test_base_score_outside_the_bounds_is_refused(score):
     with pytest.raises(InputError, match="base score of accuracy"):
         plan_check(real_spec("dppo"), base_score=score)
+
+
+def test_rule_that_can_only_support_says_so():
+    """From a base score of 0.1 a fall of 0.351 is impossible, a gain of 0.9 is not."""
+    plan = plan_check(real_spec("dppo"), base_score=0.1, n_units=60)
+    assert (plan.can_support, plan.can_refute) == (True, False)
+    assert plan.sentences[0] == "The rule can support the claim; no possible result refutes it."
+
+
+def test_betting_rule_that_cannot_fire_says_so(put):
+    """From 0.99 the largest gain is 0.01, which 60 items cannot show."""
+    spec = put(real_spec("dppo").raw, ("decision_rule", "method"), "paired_betting")
+    plan = plan_check(spec, base_score=0.99, n_units=60)
+    assert plan.can_support is False
+    assert "the interval cannot lie above the margin 0" in plan.sentences[1]

@@ -14,6 +14,7 @@ from evidence.profile import (
     substitute_served_model,
     unscaled,
 )
+from evidence.spec import Spec
 from tests.evidence.execution_files import dppo_execution, real_spec, sdpo_execution
 
 SMOL = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -228,3 +229,45 @@ def test_served_model_is_left_alone(dppo):
 def test_strict_launch_and_missing_family_are_refused(dppo, served, strict):
     with pytest.raises(InputError, match=r"base_model.*served models"):
         substitute_served_model(unscaled(*dppo), served, strict=strict)
+
+
+def test_profile_with_the_model_of_the_spec_keeps_its_prompts(dppo):
+    model = {"base_model": "Qwen/Qwen3.5-2B", "renderer": "another", "system_prompt": "x"}
+    plan = apply_profile(*dppo, Profile.parse(NOTHING | {"model": model}))
+    assert plan.deviations == ()
+    assert plan.execution.renderer == "qwen3_5_disable_thinking"
+
+
+def test_profile_may_bring_a_system_prompt(dppo):
+    model = LAPTOP["model"] | {"system_prompt": "Answer with a number."}
+    plan = apply_profile(*dppo, Profile.parse(NOTHING | {"model": model}))
+    assert plan.execution.system_prompt == "Answer with a number."
+
+
+def test_spec_without_gates_can_be_scaled(dppo, put):
+    """No activation gate, no restoration preflight, no learning rate of an arm's own."""
+    raw = dppo[0].raw
+    for name in ("activation_gate", "restoration_preflight"):
+        raw = put(raw, (name,), None)
+    for arm in (0, 1):
+        raw = put(raw, ("arms", arm, "lr"))
+    profile = Profile.parse(LAPTOP | {"learning_rate": 2e-4})
+    plan = apply_profile(Spec.parse(raw), dppo[1], profile)
+    assert plan.original_activation_gate is None
+    assert plan.spec.optimizer.lr == 2e-4
+
+
+def test_setting_that_is_there_already_is_no_change(dppo):
+    execution = ExecutionFile.parse(
+        dppo_execution() | {"environment": {"name": "gsm8k", "settings": {"held_out": 40}}}
+    )
+    settings = {"environment_settings": {"held_out": 40}, "learning_rate": 2e-5}
+    assert apply_profile(dppo[0], execution, Profile.parse(NOTHING | settings)).deviations == ()
+
+
+def test_optimizer_settings_that_the_preflight_does_not_name_stay_out_of_it(dppo, put):
+    raw = put(
+        dppo[0].raw, ("restoration_preflight", "groups", 0, "arms", 0, "optimizer_config"), {}
+    )
+    plan = apply_profile(Spec.parse(raw), dppo[1], Profile.parse(NOTHING | {"learning_rate": 1e-3}))
+    assert plan.spec.restoration_preflight.groups[0].arms[0].optimizer_config == {}

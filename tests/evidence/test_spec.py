@@ -108,6 +108,12 @@ WRONG = [
         "decision_rule.criteria[0].tie_band",
         "lower",
     ),
+    (
+        ("decision_rule", "criteria", 0, "tie_band"),
+        "narrow",
+        "decision_rule.criteria[0].tie_band",
+        "a number",
+    ),
     (("decision_rule", "criteria", 1, "id"), "primary", "decision_rule.criteria[1].id", "no other"),
     (("decision_rule", "criteria"), [], "decision_rule.criteria", "at least 1"),
     (("decision_rule", "seeds"), [2**63], "decision_rule.seeds[0]", "at most 9223372036854775807"),
@@ -259,3 +265,24 @@ def test_endpoint_text_falls_back_to_the_metric(raw, put):
     assert Spec.parse(raw).primary_endpoint_text == "heldout_composite_rubric_score_mean"
     without = Spec.parse(put(raw, ("primary_endpoint",), None))
     assert without.primary_endpoint_text.startswith("mean composite rubric score")
+
+
+@pytest.mark.parametrize("text", ["\ud83d", "a\x00b", "<script>"])
+def test_odd_text_in_a_field_nobody_knows_is_kept(raw, text):
+    raw["note"] = text
+    assert Spec.parse(raw).raw["note"] == text
+
+
+def test_odd_key_is_written_so_that_any_terminal_can_show_it(raw):
+    raw["experiment_features"] = "x"
+    raw["decision_rule"]["criteria"][0]["weights"] = {"\ud83d\n": "x", "b": 1}
+    with pytest.raises(InputError) as error:
+        Spec.parse(raw)
+    str(error.value).encode("ascii")
+
+
+@pytest.mark.parametrize("value", [3, "x", [], None])
+def test_section_of_another_kind_is_named(raw, put, value):
+    with pytest.raises(InputError) as error:
+        Spec.parse(put(raw, ("optimizer",), value))
+    assert error.value.field == "optimizer"

@@ -251,3 +251,9 @@ def test_eight_units_are_needed_before_a_difference_of_one_settles():
         > 1
         > hoeffding_half_width(2, n=8, k=1, alpha=0.05)
     )
+
+
+def test_betting_interval_is_everything_when_no_mean_survives():
+    """200 ones and then 200 zeros: each candidate mean made one side rich at some time."""
+    found = betting_interval([1.0] * 200 + [0.0] * 200, alpha=0.05, low=0, high=1)
+    assert (found.lower, found.upper) == (0.0, 1.0)
