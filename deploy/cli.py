@@ -170,6 +170,13 @@ def _add_run(commands: "_Commands") -> None:
     command.add_argument(
         "--strict-model", action="store_true", help="refuse to replace a model that is not served"
     )
+    command.add_argument(
+        "--no-prefect",
+        dest="prefect",
+        action="store_false",
+        help="run without Prefect (by default each gate and step is a task of a Prefect flow run; "
+        "without PREFECT_API_URL a server is started for the length of the run)",
+    )
     command.add_argument("--json", action="store_true", help="print one JSON object at the end")
     command.set_defaults(handler=_run)
 

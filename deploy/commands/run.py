@@ -1,0 +1,142 @@
+"""``gated-rl run``: carry a comparison through every gate to its verdict, or go on with one."""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from deploy.exit_codes import ExitCode
+from deploy.local_service import launch
+from deploy.local_service.settings import ServiceSettings as LocalServiceSettings
+from deploy.progress import listener
+from evidence.errors import InputError
+from flows.catalog import find_spec
+from flows.launch import LaunchRequest, make_plan
+from flows.outcome import ExitKind, Outcome
+from flows.plan import RunPlan
+from flows.run import carry_out
+from tasks.failures import PermanentServiceError, ServiceError
+from tasks.progress import Progress
+from tasks.service_settings import ServiceSettings, load_service_profile
+
+EXIT_CODES: Mapping[ExitKind, ExitCode] = {
+    "supported": ExitCode.OK,
+    "refuted": ExitCode.REFUTED,
+    "inconclusive": ExitCode.INCONCLUSIVE,
+    "stopped_by_gate": ExitCode.STOPPED_BY_GATE,
+    "capacity": ExitCode.CAPACITY,
+    "service_refused": ExitCode.BAD_INPUT,
+}
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_START_SECONDS = 900.0  # fetching and converting the base model for the first time is part of it
+_MAX_THREADS = 2
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run, print verdict, reason and place, and return the exit status of the verdict."""
+    request = LaunchRequest(
+        spec=args.spec,
+        run_id=_run_id(args),
+        run_dir=args.run_dir,
+        execution=args.execution,
+        profile=args.profile,
+        strict_model=args.strict_model,
+        limit=args.limit,
+        accept_unverified=tuple(args.accept_unverified),
+    )
+    try:
+        with listener() as progress, _service(args, request) as service:
+            outcome = asyncio.run(_carry_out(request, service, progress, prefect=args.prefect))
+    except PermanentServiceError as error:
+        return _refused(ExitCode.BAD_INPUT, error)
+    except ServiceError as error:
+        return _refused(ExitCode.CAPACITY, error)
+    print(_closing(outcome, as_json=args.json))
+    return EXIT_CODES[outcome.exit_kind]
+
+
+async def _carry_out(
+    request: LaunchRequest, service: ServiceSettings, progress: Progress, *, prefect: bool
+) -> Outcome:
+    plan = await make_plan(request, service, progress=progress)
+    return await (_as_flow(plan) if prefect else carry_out(plan))
+
+
+async def _as_flow(plan: RunPlan) -> Outcome:
+    """Carry a plan out as a Prefect flow run, so that every gate and step is a task there.
+
+    Without ``PREFECT_API_URL`` Prefect starts a server of its own for as long as this takes.
+    """
+    _quiet_prefect(os.environ)
+    from prefect import flow  # noqa: PLC0415 - its settings are read from the environment first
+
+    outcomes: list[Outcome] = []
+
+    @flow(name="comparison", persist_result=False, validate_parameters=False)
+    async def comparison(spec: str, run_id: str, run_dir: str, service: str) -> dict[str, Any]:
+        outcomes.append(await carry_out(plan))
+        return outcomes[0].to_record()
+
+    await comparison(
+        spec=plan.spec.title, run_id=plan.run_id, run_dir=plan.run_dir, service=plan.service.url
+    )
+    return outcomes[0]
+
+
+def _quiet_prefect(environment: "os._Environ[str]") -> None:
+    for name, value in {
+        "PREFECT_LOGGING_LEVEL": "WARNING",
+        "PREFECT_SERVER_LOGGING_LEVEL": "ERROR",
+        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "DO_NOT_TRACK": "1",
+    }.items():
+        environment.setdefault(name, value)
+
+
+@contextlib.contextmanager
+def _service(args: argparse.Namespace, request: LaunchRequest) -> Iterator[ServiceSettings]:
+    """The service to use; the embedded one is started for the length of the run."""
+    if args.service_profile is not None:
+        yield load_service_profile(args.service_profile)
+    elif args.service != "local":
+        yield ServiceSettings(url=args.service)
+    else:
+        settings = LocalServiceSettings(
+            store=Path(request.run_dir) / ".service" / request.run_id,
+            threads=max(1, min(_MAX_THREADS, os.cpu_count() or 1)),
+            exit_with_parent=True,
+        )
+        print("Starting the embedded service on this machine", file=sys.stderr)
+        with launch.running(settings, seconds=_START_SECONDS) as service:
+            yield ServiceSettings(url=service.url)
+
+
+def _run_id(args: argparse.Namespace) -> str:
+    """The given name, or one made of what is run, so that the same command means the same run."""
+    if args.run_id is None:
+        parts = [find_spec(args.spec).name]
+        parts += [Path(args.profile).stem] if args.profile else []
+        parts += [f"limit{args.limit}"] if args.limit else []
+        return re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(parts)).lstrip("-._")[:128] or "run"
+    if not _RUN_ID.fullmatch(args.run_id):
+        expected = "letters, digits, '.', '_' and '-', at most 128, the first a letter or digit"
+        raise InputError("--run-id", args.run_id, expected)
+    return str(args.run_id)
+
+
+def _refused(code: ExitCode, error: ServiceError) -> int:
+    print(f"gated-rl: {' '.join(str(error).split())}", file=sys.stderr)
+    return code
+
+
+def _closing(outcome: Outcome, *, as_json: bool) -> str:
+    if as_json:
+        return json.dumps(outcome.to_record(), indent=2, ensure_ascii=True, allow_nan=False)
+    return "\n".join(outcome.closing_lines)
