@@ -205,10 +205,11 @@ def _table(
     flat = np.ravel_multi_index((arm, seed, item), shape)
     counts = np.bincount(flat, minlength=cells)
     _complete(criterion, counts.reshape(shape), list(arms), rule.seeds, listed)
-    values = np.empty(counts.size)
-    values[flat] = observations.values[chosen]
-    _bounded(criterion, values)
-    return _Table(values.reshape(shape), np.array(list(arms.values())), listed)
+    flat_values = np.empty(cells)
+    flat_values[flat] = observations.values[chosen]
+    values = flat_values.reshape(shape)
+    _bounded(criterion, values, list(arms), rule.seeds, listed)
+    return _Table(values, np.array(list(arms.values())), listed)
 
 
 def _numbered(column: Sequence[str]) -> tuple[Positions, list[str]]:
@@ -257,18 +258,31 @@ def _complete(
     """Refuse gaps and doubles, identical ones too: neither of two values may be chosen."""
     for wrong, what in ((counts > 1, "more than one observation"), (counts == 0, "no observation")):
         if wrong.any():
-            a, s, i = (int(axis[0]) for axis in np.nonzero(wrong))
-            place = f"item {show(items[i])}, arm {show(arms[a])}, seed {seeds[s]}"
+            place = _first(wrong, arms, seeds, items)
             found = f"{what} in {int(wrong.sum())} places, first {place}"
             raise InputError(place_of(criterion), found, "one observation per item, arm and seed")
 
 
-def _bounded(criterion: Criterion, values: Floats) -> None:
+def _bounded(
+    criterion: Criterion,
+    values: Floats,
+    arms: Sequence[str],
+    seeds: Sequence[int],
+    items: Sequence[str],
+) -> None:
     low, high = criterion.bounds
     outside = (values < low) | (values > high)
     if outside.any():
-        expected = f"values from {low} to {high} (never clipped)"
-        raise InputError(place_of(criterion), float(values[outside][0]), expected)
+        place = f"{place_of(criterion)}, {_first(outside, arms, seeds, items)}"
+        expected = f"a value from {low:g} to {high:g} (never clipped)"
+        raise InputError(place, float(values[outside][0]), expected)
+
+
+def _first(
+    wrong: NDArray[np.bool_], arms: Sequence[str], seeds: Sequence[int], items: Sequence[str]
+) -> str:
+    a, s, i = (int(axis[0]) for axis in np.nonzero(wrong))
+    return f"item {show(items[i])}, arm {show(arms[a])}, seed {seeds[s]}"
 
 
 def _sample(rule: DecisionRule, criterion: Criterion, table: _Table) -> Sample:
