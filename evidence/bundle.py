@@ -188,9 +188,10 @@ def _judged(run: Run) -> Iterator[Candidate]:
 
 
 def _code() -> Iterator[Candidate]:
-    for package, pack in sources.source_packs().items():
+    files = sources.read_sources()
+    for package, pack in sources.source_packs(files).items():
         yield Candidate(f"script-{package}.txt", "script", pack)
-    revision = sources.revision()
+    revision = sources.revision(files)
     yield _json("code-revision.json", "code_revision", revision.record)
     if revision.patch is not None:
         yield Candidate("code.patch", "code_patch", revision.patch)

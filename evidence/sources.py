@@ -41,16 +41,25 @@ class Revision:
     patch: bytes | None
 
 
-def source_packs(root: Path = ROOT) -> dict[str, bytes]:
+def read_sources(root: Path = ROOT) -> dict[str, bytes]:
+    """Return the program's source files by path, read once."""
+    return {
+        path.relative_to(root).as_posix(): path.read_bytes()
+        for package in PACKAGES
+        for path in sorted((root / package).rglob("*.py"))
+    }
+
+
+def source_packs(files: Mapping[str, bytes]) -> dict[str, bytes]:
     """Return one readable pack of source files for each package, by package name.
 
     A pack is text: before each file stands a line with its path, length and SHA-256.
     """
     packs: dict[str, bytes] = {}
-    for package in PACKAGES:
-        paths = sorted((root / package).rglob("*.py"))
-        if paths:
-            packs[package] = b"".join(_packed(path, root) for path in paths)
+    for path, data in files.items():
+        head = f"# ---- file {path}, {len(data)} bytes, sha256 {sha256_hex(data)}\n"
+        package = path.partition("/")[0]
+        packs[package] = packs.get(package, b"") + head.encode() + data + b"\n"
     return packs
 
 
@@ -75,10 +84,11 @@ def unpack_sources(pack: bytes, *, where: str | None = None) -> dict[str, bytes]
     return found
 
 
-def revision(root: Path = ROOT, *, git: _Git | None = None) -> Revision:
+def revision(files: Mapping[str, bytes], *, root: Path = ROOT, git: _Git | None = None) -> Revision:
     """Say which code runs: the git commit where there is one, else the package's version.
 
     Args:
+        files: the program's source files by path.
         root: folder of the packages.
         git: runs git with arguments and returns its output, None if that failed; for tests.
     """
@@ -92,29 +102,16 @@ def revision(root: Path = ROOT, *, git: _Git | None = None) -> Revision:
         "package_version": installed_version(),
         "git_commit": commit.decode().strip() if commit else None,
         "git_dirty": bool(diff) if diff is not None else None,
-        "source_sha256": source_digest(root),
+        "source_sha256": source_digest(files),
         "python": platform.python_version(),
         "dependencies": {name: installed_version(name) for name in _DEPENDENCIES},
     }
     return Revision(record, diff or None)
 
 
-def source_digest(root: Path = ROOT) -> str:
-    """Return one digest over the paths and bytes of all source files."""
-    return digest(
-        {
-            path.relative_to(root).as_posix(): sha256_hex(path.read_bytes())
-            for package in PACKAGES
-            for path in sorted((root / package).rglob("*.py"))
-        }
-    )
-
-
-def _packed(path: Path, root: Path) -> bytes:
-    data = path.read_bytes()
-    name = path.relative_to(root).as_posix()
-    head = f"# ---- file {name}, {len(data)} bytes, sha256 {sha256_hex(data)}\n"
-    return head.encode() + data + b"\n"
+def source_digest(files: Mapping[str, bytes]) -> str:
+    """Return one digest over the paths and bytes of source files."""
+    return digest({path: sha256_hex(data) for path, data in files.items()})
 
 
 def installed_version(name: str = "gated-rl") -> str | None:

@@ -21,7 +21,7 @@ from evidence.criteria import DecisionResult
 from evidence.decision import MEAN_TOLERANCE
 from evidence.errors import InputError, shorten
 from evidence.manifest import CRATE, MANIFEST, STATEMENT, UNLISTED, Manifest, read_manifest
-from evidence.sources import unpack_sources
+from evidence.sources import source_digest, unpack_sources
 from evidence.values import as_list, as_mapping, is_number, same
 from evidence.verdict_inputs import final_verdict, gate_statuses, judge_decision, roles_of
 
@@ -231,17 +231,14 @@ class _Check:
         return "the RO-Crate has the right form and describes exactly these files"
 
     def sources_match(self) -> str:
-        count = 0
-        found: dict[str, str] = {}
+        found: dict[str, bytes] = {}
         for entry in self._manifest().entries:
             if entry.kind == "script" and entry.name.endswith(".txt"):
-                pack = unpack_sources(self._bytes(entry.name), where=entry.name)
-                found |= {path: sha256_hex(data) for path, data in pack.items()}
-                count += len(pack)
+                found |= unpack_sources(self._bytes(entry.name), where=entry.name)
         revision = as_mapping(self._json("code-revision.json"))
-        if revision.get("source_sha256") != digest(found):
+        if revision.get("source_sha256") != source_digest(found):
             self.problems.append("code-revision.json: source_sha256 is not that of the sources")
-        return f"{count} source files have the digests of the code revision"
+        return f"{len(found)} source files have the digests of the code revision"
 
     def predictions_match(self) -> str | None:
         """Recompute every per-arm mean from the raw predictions."""

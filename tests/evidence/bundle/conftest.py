@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from evidence import decision
+from evidence import decision, sources
 from evidence.canonical import canonical_bytes, sha256_hex
 from evidence.evaluator import evaluator_id
 from evidence.gate import CheckResult, GateResult
@@ -207,6 +207,25 @@ def write_decision(run, result, evaluation, scores):
         files={"scored-observations.jsonl": data},
         roles={"treatment": "dppo", "baseline": "grpo"},
     )
+
+
+SMALL_SOURCES = {
+    "flows/run.py": b"def run_comparison():\n    pass\n",
+    "evidence/verify.py": b"import os\n",
+}
+
+
+@pytest.fixture(autouse=True)
+def small_program(request, monkeypatch):
+    """Seal two small files instead of the whole program, unless a test wants the real one."""
+    if "real_program" not in request.fixturenames:
+        monkeypatch.setattr(sources, "read_sources", lambda: dict(SMALL_SOURCES))
+        monkeypatch.setattr(sources, "_git_in", lambda _root: lambda _arguments: None)
+
+
+@pytest.fixture
+def real_program():
+    """Seal the program's own sources and git revision."""
 
 
 @pytest.fixture

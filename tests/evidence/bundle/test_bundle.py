@@ -15,7 +15,7 @@ def _folder(run, bundle):
     return Path(run.path, bundle.folder)
 
 
-def test_bundle_of_a_finished_run_verifies(finished_run):
+def test_bundle_of_a_finished_run_verifies(finished_run, real_program):
     bundle = build_bundle(finished_run, environment={})
 
     found = verify_bundle(_folder(finished_run, bundle))
