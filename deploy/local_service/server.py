@@ -42,9 +42,12 @@ class _Server(uvicorn.Server):
         self._listener = listener
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop, and let no poll hold that up."""
+        """Stop, and let no poll hold that up; a second signal does not wait for connections."""
+        del sig, frame
+        # The base class would raise the signal again in the end; a stop on request is a success.
+        self.force_exit = self.should_exit
+        self.should_exit = True
         self._service.context.futures.wake_all()
-        super().handle_exit(sig, frame)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start answering, then say so."""

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import httpx
@@ -158,15 +159,37 @@ def test_save_killed_half_way_leaves_the_older_checkpoint(start_service):
         service.kill()
 
 
-def test_stop_is_clean_and_quick_with_polls_open(start_service):
-    """SIGTERM while a poll is held: exit code 0 within seconds."""
+def test_stop_is_clean_and_quick_with_work_and_polls_open(start_service):
+    """SIGTERM in the middle of a long sampling batch, its poll held: exit code 0 in seconds."""
     service = start_service()
-    rule = {"path": "optim_step", "actions": [{"kind": "delay", "seconds": 0}]}
-    control(service, "POST", "faults", json={"rules": [rule]})
-    started = time.monotonic()
+    api = f"{service.url}/api/v1"
+    with httpx.Client(trust_env=False, timeout=60) as http:
+        session = http.post(f"{api}/create_session", json={"tags": []}).json()["session_id"]
+        body = {"session_id": session, "sampling_session_seq_id": 0, "base_model": "tiny"}
+        sampler = http.post(f"{api}/create_sampling_session", json=body).json()
+        body = {
+            "sampling_session_id": sampler["sampling_session_id"],
+            "seq_id": 0,
+            "num_samples": 512,
+            "prompt": {"chunks": [{"type": "encoded_text", "tokens": [5]}]},
+            "sampling_params": {"max_tokens": 4000, "stop": []},
+        }
+        request = http.post(f"{api}/asample", json=body).json()
+        polls = []
+        poll = threading.Thread(
+            target=lambda: polls.append(
+                http.post(f"{api}/retrieve_future", json={"request_id": request["request_id"]})
+            )
+        )
+        poll.start()
+        poll.join(0.5)
+        assert poll.is_alive()
+        started = time.monotonic()
 
-    assert service.stop() == 0
-    assert time.monotonic() - started < 10
+        assert service.stop() == 0
+        assert time.monotonic() - started < 10
+        poll.join(10)
+        assert [answer.status_code for answer in polls] == [408]
     assert not launch.answers(service.url, seconds=1)
 
 
