@@ -11,8 +11,9 @@ from typing import Annotated, Any
 from prefect import flow
 from pydantic import Field
 
-from flows.launch import make_plan
+from flows.launch import LaunchRequest, make_plan
 from flows.run import carry_out
+from tasks.service_settings import ServiceSettings
 
 RunId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 Limit = Annotated[int, Field(ge=1)]
@@ -36,19 +37,19 @@ async def comparison(
         run_id: name of the run; the same name goes on with the same run.
         run_dir: folder or URL under which runs are kept.
         profile: a shipped profile's name or a path; scales the experiment to a smaller machine.
-        limit: at most so many rollout steps and held-out items; such a run gives no verdict.
+        limit: at most so many rollout steps per arm; such a run gives no verdict.
         accept_unverified: gates whose missing evidence is accepted; the verdict is then withheld.
 
     Returns:
         The outcome as plain data.
     """
-    plan = await make_plan(
-        spec_name_or_path,
-        service_url=service_url,
+    request = LaunchRequest(
+        spec=spec_name_or_path,
         run_id=run_id,
         run_dir=run_dir,
         profile=profile,
         limit=limit,
         accept_unverified=accept_unverified or (),
     )
+    plan = await make_plan(request, ServiceSettings(url=service_url))
     return (await carry_out(plan)).to_record()

@@ -20,7 +20,7 @@ from flows.gates import GateStopped, pass_gates
 from flows.outcome import Outcome
 from flows.plan import RunPlan
 from flows.together import side_by_side
-from tasks.context import RunContext
+from tasks.context import LaunchChoices, RunContext
 from tasks.failures import CapacityBlocked, Failure, PermanentServiceError, ServiceOutage
 from tasks.learner import Learner
 from tasks.reachability import ServerInfo
@@ -52,8 +52,11 @@ async def carry_out(plan: RunPlan) -> Outcome:
             service=service,
             server=await service.reach(),
             progress=plan.progress,
-            limit=plan.limit,
-            accept_unverified=plan.accept_unverified,
+            choices=LaunchChoices(
+                limit=plan.limit,
+                accept_unverified=tuple(plan.accept_unverified),
+                original_gate=plan.scaled.original_activation_gate,
+            ),
         )
         follow(ctx)
         return await _conduct(ctx, plan)
@@ -76,13 +79,12 @@ def open_run(plan: RunPlan) -> Run:
     Raises:
         ConflictError: if it is of another spec, execution file or limit.
     """
-    original = plan.original_spec.digest if plan.original_spec is not None else None
     return Run.create(
         plan.run_dir,
         run_id=plan.run_id,
         spec=plan.spec.raw,
         execution=plan.execution.raw,
-        identity={"limit": plan.limit, "original_spec_sha256": original},
+        identity={"limit": plan.limit, "original_spec_sha256": plan.scaled.original_spec_sha256},
     )
 
 
@@ -107,11 +109,10 @@ async def _conduct(ctx: RunContext, plan: RunPlan) -> Outcome:
 def _start(ctx: RunContext, plan: RunPlan, result: StructuredResult) -> None:
     """Say that the run is running, and record every deviation before anything is trained."""
     result.start(f"{plan.spec.title}: running.")
-    deviations = plan.deviations
     result.deviate(
-        deviations.entries,
-        original_hypothesis_tested=deviations.original_hypothesis_tested,
-        tested_instead=deviations.tested_instead,
+        plan.scaled.deviations,
+        original_hypothesis_tested=plan.scaled.original_hypothesis_tested,
+        tested_instead=plan.scaled.tested_instead,
     )
     ctx.run.append(
         "started",

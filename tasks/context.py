@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -31,6 +31,21 @@ class Timer:
     seconds: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class LaunchChoices:
+    """What was chosen when the run was started.
+
+    Attributes:
+        limit: at most so many rollout steps per arm; None for all.
+        accept_unverified: gates whose missing evidence the person accepted.
+        original_gate: the activation gate as originally planned, where a profile changed it.
+    """
+
+    limit: int | None = None
+    accept_unverified: tuple[str, ...] = ()
+    original_gate: Mapping[str, Any] | None = None
+
+
 class RunContext:
     """One run in this process.
 
@@ -44,8 +59,7 @@ class RunContext:
         server: what the service says about itself.
         service: where models are trained and sampled.
         progress: listener.
-        limit: at most so many rollout steps and held-out items; None for all.
-        accept_unverified: gates whose missing evidence the person accepted at launch.
+        choices: what the person chose at launch, and what was planned originally.
     """
 
     def __init__(
@@ -57,12 +71,11 @@ class RunContext:
         service: Service,
         server: ServerInfo,
         progress: Progress = silent,
-        limit: int | None = None,
-        accept_unverified: Sequence[str] = (),
+        choices: LaunchChoices | None = None,
     ) -> None:
         self.run, self.spec, self.execution = run, spec, execution
         self.service, self.server = service, server
-        self.limit, self.accept_unverified = limit, tuple(accept_unverified)
+        self.choices = choices or LaunchChoices()
         self.arms = arm_plans(spec, execution)
         self._progress = progress
         self._environment: Environment | None = None
@@ -85,6 +98,16 @@ class RunContext:
         return self._environment is not None
 
     @property
+    def limit(self) -> int | None:
+        """At most so many rollout steps per arm."""
+        return self.choices.limit
+
+    @property
+    def accept_unverified(self) -> tuple[str, ...]:
+        """Gates whose missing evidence the person accepted at launch."""
+        return self.choices.accept_unverified
+
+    @property
     def trained_arms(self) -> tuple[ArmPlan, ...]:
         """The arms that are trained."""
         return tuple(arm for arm in self.arms if arm.trained)
@@ -103,8 +126,7 @@ class RunContext:
     def eval_ids(self) -> tuple[str, ...]:
         """The held-out items of this run."""
         planned = self.execution.evaluation.items
-        count = planned if self.limit is None else min(planned, self.limit)
-        return tuple(self.environment.eval_ids[:count])
+        return tuple(self.environment.eval_ids[:planned])
 
     @property
     def lora(self) -> LoraSettings:

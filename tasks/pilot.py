@@ -74,7 +74,16 @@ async def check_activation(ctx: RunContext, init_uri: str) -> GateAnswer:
     ctx.run.append("activation_calibration", report=report)
     result = activation.validate(ctx.spec.raw, report)
     gate = result.to_gate((SourceRef(path, digest_of_file(ctx, path)),))
-    return GateAnswer(gate, {"activation_calibration": report})
+    return GateAnswer(gate, {"activation_calibration": report, **_original_gate(ctx, report)})
+
+
+def _original_gate(ctx: RunContext, report: dict[str, Any]) -> dict[str, Any]:
+    """The gate as originally planned, judged on the same numbers and kept beside the changed one."""
+    planned = ctx.choices.original_gate
+    if planned is None or planned == ctx.spec.raw.get("activation_gate"):
+        return {}
+    original = activation.validate({**ctx.spec.raw, "activation_gate": dict(planned)}, report)
+    return {"original_activation_gate": original.to_record()}
 
 
 def calibration(ctx: RunContext) -> dict[str, Any]:
