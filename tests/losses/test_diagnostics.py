@@ -311,6 +311,20 @@ def test_cap_hit_is_strict():
     assert (at["cap_hits"], below["cap_hits"]) == (0, 1)
 
 
+@pytest.mark.parametrize(("advantage", "low", "high"), [(-1.0, 0.5, 2.0), (1.0, 0.5, 2.0)])
+def test_counterfactual_clip_is_strict(advantage, low, high):
+    """Ratio 0.5 with A < 0 and ratio 2 with A > 0 against exactly these bounds: not clipped."""
+    q, p = (1.0, 0.5) if advantage < 0 else (0.5, 1.0)
+
+    record = token_diagnostics(
+        tokens([p], [q], [advantage], [True]),
+        settings=settings(ppo_low_threshold=low, ppo_high_threshold=high),
+    )
+
+    assert record["ppo_counterfactual_tokens"] == 0
+    assert record["ppo_two_sided_tokens"] == 0
+
+
 def test_cap_hits_of_dropped_and_weightless_tokens_change_no_gradient():
     """Ratio 50 dropped and ratio 14 with A = 0: two hits, none kept."""
     arrays = tokens([0.5, 0.14], [0.01, 0.01], [1.0, 0.0], [False, True])

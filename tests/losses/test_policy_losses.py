@@ -154,13 +154,33 @@ def test_dppo_without_cap_is_limited_at_20_nats():
     assert gradient.tolist() == pytest.approx([-math.exp(20.0)], rel=1e-14)
 
 
-def test_dppo_topk_uses_the_given_divergence():
-    """0.2 exceeds 0.15 upwards: dropped. 0.15 itself does not. 0.2 downwards with A > 0 returns."""
-    given = inputs(logs(0.5, 0.5, 0.5), tensor(1.0, 1.0, 1.0), divergence_T=tensor(0.2, 0.15, 0.2))
+@pytest.mark.parametrize("divergence", ["topk_tv", "topk_kl"])
+def test_dppo_topk_uses_the_given_divergence(divergence):
+    """0.2 exceeds 0.15 upwards: dropped. 0.15 itself does not, either way. 0.2 that comes back is
+    kept; downwards with A < 0 it is dropped."""
+    given = inputs(
+        logs(0.5, 0.5, 0.5, 0.5, 0.5),
+        tensor(1.0, 1.0, 1.0, -1.0, -1.0),
+        divergence_T=tensor(0.2, 0.15, 0.2, 0.2, 0.15),
+    )
 
-    output, _ = run(DPPO | {"divergence": "topk_tv", "top_k": 4}, logs(0.51, 0.51, 0.49), given)
+    output, _ = run(
+        DPPO | {"divergence": divergence, "top_k": 4}, logs(0.51, 0.51, 0.49, 0.49, 0.49), given
+    )
 
-    assert output.keep_T.tolist() == [False, True, True]
+    assert output.keep_T.tolist() == [False, True, True, False, True]
+
+
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+def test_ratio_exactly_at_its_bound_is_kept(advantage):
+    """Ratio 2 against 1 + 1 upwards, ratio 0.5 against 1 - 0.5 downwards: strict."""
+    config = DPPO | {"divergence": "ratio", "delta_low": 0.5, "delta_high": 1.0}
+    target = logs(0.5) if advantage < 0 else tensor(0.0)
+    sampling = tensor(0.0) if advantage < 0 else logs(0.5)
+
+    output, _ = run(config, target, inputs(sampling, tensor(advantage)))
+
+    assert output.keep_T.tolist() == [True]
 
 
 def test_dppo_topk_without_divergence_is_refused():
