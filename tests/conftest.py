@@ -23,6 +23,7 @@ loopback, no telemetry, no model hub.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterator
 
 import httpx
@@ -32,11 +33,10 @@ from deploy.local_service import launch
 from deploy.local_service.settings import ServiceSettings
 
 _CLIENT_LEAKS = (
-    # The Tinker client never closes the connection of its first request, and the garbage collector
-    # finds it during some later test.
-    "ignore:Exception ignored in. <socket.socket:pytest.PytestUnraisableExceptionWarning",
-    "ignore:Exception ignored in. <function _SelectorTransport.__del__"
-    ":pytest.PytestUnraisableExceptionWarning",
+    # The Tinker client never closes the connection of its first request. The garbage collector
+    # finds it during some later test, or after the last one.
+    "Exception ignored in. <socket.socket",
+    "Exception ignored in. <function _SelectorTransport.__del__",
 )
 
 LOCAL_API_KEY = "tml-local-test-key"
@@ -45,8 +45,11 @@ LOCAL_API_KEY = "tml-local-test-key"
 
 def pytest_configure(config: pytest.Config) -> None:
     """Name the one leak of the client library that is not ours to close."""
-    for line in _CLIENT_LEAKS:
+    for message in _CLIENT_LEAKS:
+        line = f"ignore:{message}:pytest.PytestUnraisableExceptionWarning"
         config.addinivalue_line("filterwarnings", line)
+        # For what is found after the last test, where the lines above are not in force any more.
+        warnings.filterwarnings("ignore", message, pytest.PytestUnraisableExceptionWarning)
 
 
 @pytest.fixture(scope="session", autouse=True)
