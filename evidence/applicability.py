@@ -20,6 +20,13 @@ COVERED_FEATURES: Mapping[str, tuple[str, ...]] = {
 }
 """Each check, and the experiment features that make it necessary."""
 
+_SHORT_NAMES: Mapping[str, str] = {
+    "correctness": "correctness_preflight",
+    "restoration": "restoration_preflight",
+    "activation": "activation_gate",
+    "decision": "decision_rule",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Applicability:
@@ -60,11 +67,12 @@ def check_applicability(spec: object, check: str) -> Applicability:
 
     Args:
         spec: a spec, a triage document that holds one, or a parsed `Spec`; any JSON value.
-        check: one of `COVERED_FEATURES`.
+        check: one of `COVERED_FEATURES`, or its gate's short name (``correctness``).
 
     Raises:
         InputError: if ``check`` is not a known check.
     """
+    check = _SHORT_NAMES.get(check, check)
     if check not in COVERED_FEATURES:
         raise InputError("check", check, f"one of {', '.join(COVERED_FEATURES)}")
     document = spec_mapping(spec)

@@ -22,6 +22,7 @@ from evidence import (
 )
 from evidence.canonical import loads_strict
 from evidence.errors import InputError
+from evidence.evidence_limits import EvidenceResult
 from evidence.output import DEFINITIVE
 from evidence.values import as_list, as_mapping, is_text, spec_mapping
 
@@ -56,7 +57,7 @@ def audit(
     found = _Found.of(record, files)
     fields = found.fields
     document = spec_mapping(spec)
-    answers = {**_validations(document, found, roles), **_reported(document, fields)}
+    answers = {**_validations(document, found, roles), **_reported(document, found)}
     if fields.get("feasibility") is not None or _feasibility_required(document, fields):
         answers.update(_feasibility(document, fields, found.verdict))
     answers.update(_answers_of_spec(document))
@@ -65,10 +66,16 @@ def audit(
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What a record holds: its fields, the agent's verdict and the bytes of its evidence files."""
+    """What a record holds: its fields, the agent's verdict, and its evidence files.
+
+    Attributes:
+        evidence: what is kept of the files that it holds inline.
+        files: bytes by name: those files, and the ones that were given beside the record.
+    """
 
     fields: Mapping[str, Any]
     verdict: str | None
+    evidence: EvidenceResult
     files: Mapping[str, bytes]
 
     @classmethod
@@ -78,7 +85,9 @@ class _Found:
         fields = {**outer, **inner} if isinstance(inner, Mapping) else outer
         claims = (fields.get("reported_verdict"), fields.get("verdict"))
         verdict = next((claim for claim in claims if is_text(claim)), None)
-        return cls(fields, verdict, {**_inline_files(fields.get("evidence")), **(files or {})})
+        evidence = evidence_limits.validate(fields.get("evidence"))
+        inline = _inline_files(fields.get("evidence"), evidence)
+        return cls(fields, verdict, evidence, {**inline, **(files or {})})
 
 
 def _validations(
@@ -113,8 +122,9 @@ def _validations(
     }
 
 
-def _reported(document: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+def _reported(document: Mapping[str, Any], found: _Found) -> dict[str, Any]:
     """Answer the fields that appear only where something was reported."""
+    fields = found.fields
     answers: dict[str, Any] = {}
     if fields.get("evaluation") is not None:
         answers["evaluator_validation"] = evaluator.validate(fields["evaluation"]).to_record()
@@ -127,8 +137,7 @@ def _reported(document: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[st
     if fields.get("capacity_block") is not None:
         answers["capacity_validation"] = capacity.validate(fields).to_record()
     if fields.get("evidence") is not None:
-        kept = evidence_limits.validate(fields["evidence"])
-        answers["evidence_validation"] = kept.to_record()
+        answers["evidence_validation"] = found.evidence.to_record()
     if "status" in fields and "completed_arms" in fields:
         answers["output_validation"] = output.validate(fields, spec=document).to_record()
     return answers
@@ -173,16 +182,14 @@ def _answers_of_spec(document: Mapping[str, Any]) -> dict[str, Any]:
     return answers
 
 
-def _inline_files(evidence: object) -> dict[str, bytes]:
-    """Return the bytes of the evidence files that a record holds inline and that may be kept."""
-    entries = [as_mapping(entry) for entry in as_list(as_mapping(evidence).get("files"))]
-    inline = [entry for entry in entries if isinstance(entry.get("content"), str)]
-    kept = evidence_limits.validate({"version": 1, "files": inline}).files
-    found: dict[str, bytes] = {}
-    for entry, decided in zip(inline, kept, strict=True):
-        if decided.status == "kept":
-            found[decided.name] = entry["content"].encode()
-    return found
+def _inline_files(evidence: object, result: EvidenceResult) -> dict[str, bytes]:
+    """Return the bytes of the files that a record holds inline and that are kept."""
+    entries = map(as_mapping, as_list(as_mapping(evidence).get("files")))
+    return {
+        decided.name: entry["content"].encode()
+        for entry, decided in zip(entries, result.files, strict=True)
+        if decided.status == "kept" and isinstance(entry.get("content"), str)
+    }
 
 
 def _rows(files: Mapping[str, bytes], name: object) -> list[Any] | None:

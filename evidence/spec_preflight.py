@@ -146,14 +146,21 @@ def _criterion(criterion: Mapping[str, Any]) -> Iterator[str]:
     for field in ("id", "metric"):
         if not is_text(criterion.get(field)):
             yield f"{field}: expected text."
+    margin = criterion.get("margin")
     weights = list(as_mapping(criterion.get("weights")).values())
-    if not all(map(is_number, weights)) or not any(weights):
-        yield "weights: expected finite numbers, not all of them 0."
-    if not is_number(criterion.get("margin")):
-        yield "margin: expected a finite number."
     bounds = as_list(criterion.get("bounds"))
-    if len(bounds) != 2 or not all(map(is_number, bounds)) or not bounds[0] < bounds[1]:
+    weighted = all(map(is_number, weights)) and any(weights)
+    bounded = len(bounds) == 2 and all(map(is_number, bounds)) and bounds[0] < bounds[1]
+    if not weighted:
+        yield "weights: expected finite numbers, not all of them 0."
+    if not bounded:
         yield "bounds: expected two finite numbers, the lower one first."
+    if not is_number(margin):
+        yield "margin: expected a finite number."
+    elif weighted and bounded:
+        reach = [sum(side(w * bound for bound in bounds) for w in weights) for side in (min, max)]
+        if not reach[0] < margin < reach[1]:
+            yield f"margin: expected a value between {reach[0]:g} and {reach[1]:g}."
 
 
 def _correctness(spec: Mapping[str, Any]) -> Iterator[str]:

@@ -86,4 +86,18 @@ def test_a_flag_that_is_neither_true_nor_false_cannot_opt_out():
 
 def test_an_unknown_check_is_a_mistake_of_the_caller():
     with pytest.raises(InputError, match="check: expected one of correctness_preflight"):
-        check_applicability({}, "correctness")
+        check_applicability({}, "correctness_preflights")
+
+
+@pytest.mark.parametrize(
+    ("short", "check"),
+    [
+        ("correctness", "correctness_preflight"),
+        ("restoration", "restoration_preflight"),
+        ("activation", "activation_gate"),
+        ("decision", "decision_rule"),
+    ],
+)
+def test_a_check_may_be_asked_for_by_its_gates_name(short, check):
+    assert check_applicability({}, short) == check_applicability({}, check)
+    assert check_applicability({}, short).check == check

@@ -155,12 +155,13 @@ def _half_width(case, context):
 
 
 def _lr_scaling_error(case, context):
-    return None, [], correctness.lr_scaling_error(case["part"])
+    error = correctness.lr_scaling_error(case["part"])
+    return "unverified" if error is None else None, [], error
 
 
 def _output(case, context):
     report, earlier = case["report"], []
-    for value in context.values():
+    for value in (case.get("part"), *context.values()):
         earlier += value if isinstance(value, list) else [value]
     earlier = [update for update in earlier if isinstance(update, dict) and "status" in update]
     updates = [*earlier, *(report if isinstance(report, list) else [report])]

@@ -100,6 +100,26 @@ def test_each_contradiction_or_gap_is_a_finding(put, path, value, finding):
         assert result.status == "failed"
 
 
+@pytest.mark.parametrize(
+    ("weights", "bounds", "margin", "reachable"),
+    [
+        ({"t": 1, "b": -1}, [0, 1], 0.99, True),
+        ({"t": 1, "b": -1}, [0, 1], 1, False),
+        ({"t": 1, "b": -1}, [0, 1], -0.99, True),
+        ({"t": 1, "b": -1}, [0, 1], -1, False),
+        ({"t": 1, "b": -0.5, "c": -0.5}, [0, 100], 99, True),
+        ({"t": 1, "b": -0.5, "c": -0.5}, [0, 100], 101, False),
+        ({"t": 1}, [2, 3], 2.5, True),
+        ({"t": 1}, [2, 3], 2, False),
+    ],
+)
+def test_a_margin_lies_inside_the_possible_effects(put, weights, bounds, margin, reachable):
+    """Weights 1 and -1 on [0, 1] give effects from -1 to 1; no effect is above 1."""
+    changed = {**SPEC["decision_rule"]["criteria"][0], "weights": weights, "bounds": bounds}
+    result = validate(put(SPEC, CRITERION, {**changed, "margin": margin}))
+    assert (result.findings == ()) is reachable
+
+
 def test_one_lone_arm_needs_a_resumed_arm(put):
     lone = put(SPEC, (*ARMS, 1))
     assert validate(lone).status == "failed"
