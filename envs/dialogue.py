@@ -25,6 +25,7 @@ from envs.protocols import Episode, EpisodeSettings, SampledSequence, Sampler, T
 from envs.rendering import ChatRenderer
 from envs.token_log import TokenLog
 from envs.tool_calls import ParsedTurn, parse_turn
+from envs.xml_calls import ParameterTypes
 
 FINISHED = ("user_stop", "tool_stop")
 """Stop reasons of a conversation that came to its end; every other one is a cut."""
@@ -42,6 +43,7 @@ class Scene:
         judge: who scores the transcript.
         reward_of: the training reward from the native reward and the judgement.
         native_metric: name under which the native reward is evaluated.
+        xml_types: parameter types by tool, where the model writes calls in XML form.
     """
 
     item_id: str
@@ -51,6 +53,7 @@ class Scene:
     judge: Judge
     reward_of: Callable[[float, Judgement], float]
     native_metric: str
+    xml_types: ParameterTypes | None = None
 
 
 @dataclass(slots=True)
@@ -155,7 +158,7 @@ async def _take_turn(
     start, end = played.log.sample(reply.tokens, reply.logprobs, turn=turn)
     text = renderer.turn_text(reply.tokens)
     cut = reply.stop_reason == "length"
-    parsed = parse_turn(text)
+    parsed = parse_turn(text, xml_types=scene.xml_types)
     failed = cut or parsed.kind == "malformed"
     played.parse_failures += failed
     called = None if failed else parsed.name

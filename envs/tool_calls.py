@@ -1,8 +1,10 @@
 """Read a tool call out of a model's turn, with one typed outcome for everything a model can write.
 
 A call is ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``. The JSON is read by a JSON
-parser from its opening brace on, so a tag or a brace inside a string ends nothing. What cannot be
-read is never guessed at: it becomes a `malformed` turn whose problem is told to the model.
+parser from its opening brace on, so a tag or a brace inside a string ends nothing. Models that are
+trained on an XML form inside the same tags write that instead (`envs.xml_calls`), where it is
+allowed. What cannot be read is never guessed at: it becomes a `malformed` turn whose problem is
+told to the model.
 """
 
 import json
@@ -11,19 +13,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from envs.xml_calls import ParameterTypes, parse_xml_call, starts_xml_call
+
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 MAX_TURN_CHARS = 100_000
 """Longer turns are malformed without being read."""
 
-Problem = Literal["empty", "too_long", "bad_json", "bad_shape", "unclosed", "unknown_form"]
+Problem = Literal[
+    "empty", "too_long", "bad_json", "bad_xml", "bad_shape", "unclosed", "unknown_form"
+]
 
 EXPLANATIONS: Mapping[Problem, str] = {
     "empty": "the reply was empty",
     "too_long": f"the reply has more than {MAX_TURN_CHARS} characters",
     "bad_json": "the text after <tool_call> is not valid JSON",
+    "bad_xml": "the function block after <tool_call> is not complete",
     "bad_shape": 'a call needs exactly "name" (text) and "arguments" (object)',
     "unclosed": "</tool_call> is missing",
-    "unknown_form": "calls are written as <tool_call>{JSON}</tool_call>",
+    "unknown_form": "this form of call is not known here",
 }
 _OTHER_FORMS = re.compile(r"</tool_call>|<function=|<\|python_tag\|>|\[TOOL_CALLS\]")
 _WHITESPACE = re.compile(r"\s*")
@@ -55,11 +62,13 @@ class _RefusedError(ValueError):
     """JSON that Python reads and the format does not allow."""
 
 
-def parse_turn(text: str) -> ParsedTurn:
+def parse_turn(text: str, *, xml_types: ParameterTypes | None = None) -> ParsedTurn:
     """Read one turn. Takes time linear in the length of the text.
 
     Args:
         text: the turn as decoded, without its stop token.
+        xml_types: types of every tool's parameters where the XML form is allowed; None where only
+            JSON is.
     """
     if len(text) > MAX_TURN_CHARS:
         return ParsedTurn(kind="malformed", problem="too_long")
@@ -67,23 +76,32 @@ def parse_turn(text: str) -> ParsedTurn:
         return ParsedTurn(kind="malformed", problem="empty")
     start = text.find(OPEN)
     if start >= 0:
-        return _parse_call(text, start)
+        return _parse_call(text, start, xml_types)
     if _OTHER_FORMS.search(text):
         return ParsedTurn(kind="malformed", text=text.strip(), problem="unknown_form")
     return ParsedTurn(kind="message", text=text.strip())
 
 
-def _parse_call(text: str, start: int) -> ParsedTurn:
+def _parse_call(text: str, start: int, xml_types: ParameterTypes | None) -> ParsedTurn:
     """Read the call that opens at `start`."""
     before = text[:start].strip()
-    json_start = _skip_whitespace(text, start + len(OPEN))
+    inside = _skip_whitespace(text, start + len(OPEN))
+    is_xml = starts_xml_call(text, inside)
+    if is_xml and xml_types is None:
+        return ParsedTurn(kind="malformed", text=before, problem="unknown_form")
     try:
-        value, end = _DECODER.raw_decode(text, json_start)
+        if is_xml and xml_types is not None:
+            name, arguments, end = parse_xml_call(text, inside, types=xml_types)
+            value: Any = {"name": name, "arguments": arguments}
+        else:
+            value, end = _DECODER.raw_decode(text, inside)
     except (ValueError, RecursionError):
-        return ParsedTurn(kind="malformed", text=before, problem="bad_json")
+        return ParsedTurn(
+            kind="malformed", text=before, problem="bad_xml" if is_xml else "bad_json"
+        )
     close = _skip_whitespace(text, end)
     if not text.startswith(CLOSE, close):
-        # Something else behind the JSON is bad JSON; nothing behind it is a forgotten tag.
+        # Something else behind the call is no call; nothing behind it is a forgotten tag.
         problem: Problem = "unclosed" if close == len(text) else "bad_json"
         return ParsedTurn(kind="malformed", text=before, problem=problem)
     if not _has_call_shape(value):

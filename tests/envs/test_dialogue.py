@@ -149,7 +149,7 @@ def test_turns_have_seeds_of_their_own(renderer, scripted):
         (
             "<function=look>",
             "unknown_form",
-            "Error: calls are written as <tool_call>{JSON}</tool_call>.",
+            "Error: this form of call is not known here.",
         ),
         ("x" * 100_001, "too_long", "Error: the reply has more than 100000 characters."),
     ],

@@ -103,3 +103,55 @@ def test_ten_megabytes_take_no_time():
 
     assert found.problem == "too_long"
     assert time.perf_counter() - started < 0.5
+
+
+XML_TYPES = {"find": {"zip": "string", "n": "integer", "items": "array"}}
+
+
+def xml(*parameters, name="find"):
+    inner = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in parameters)
+    return f"<tool_call>\n<function={name}>\n{inner}</function>\n</tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "arguments"),
+    [
+        ([], {}),
+        ([("zip", "19122"), ("n", "3")], {"zip": "19122", "n": 3}),
+        ([("items", '["1", "2"]')], {"items": ["1", "2"]}),
+        ([("n", "three")], {"n": "three"}),
+        ([("zip", "")], {"zip": ""}),
+        ([("zip", "a </parameter> b")], {"zip": "a </parameter> b"}),
+        ([("zip", "</tool_call> and </function>")], {"zip": "</tool_call> and </function>"}),
+        ([("zip", "two\nlines")], {"zip": "two\nlines"}),
+        ([("other", "7")], {"other": "7"}),
+    ],
+)
+def test_xml_form_is_read_with_the_types_of_the_schema(parameters, arguments):
+    found = parse_turn(f"Let me see.\n{xml(*parameters)}", xml_types=XML_TYPES)
+
+    assert (found.kind, found.name, dict(found.arguments)) == ("call", "find", arguments)
+    assert found.text == "Let me see."
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("<tool_call>\n<function=find>\n</tool_call>", "bad_xml"),
+        ("<tool_call>\n<function=find>\n<parameter=n>\n3\n</function>\n</tool_call>", "bad_xml"),
+        ("<tool_call>\n<function=\n</function></tool_call>", "bad_xml"),
+        (xml(("n", "1"), ("n", "2")), "bad_xml"),
+        (xml(("n", "1")).removesuffix("</tool_call>"), "unclosed"),
+        ("<function=find>\n</function>", "unknown_form"),
+    ],
+)
+def test_incomplete_xml_is_malformed(text, problem):
+    assert parse_turn(text, xml_types=XML_TYPES).problem == problem
+
+
+def test_xml_form_is_unknown_where_only_json_is_used():
+    assert parse_turn(xml(("n", "1"))).problem == "unknown_form"
+
+
+def test_json_form_is_read_beside_the_xml_form():
+    assert parse_turn(CALL, xml_types=XML_TYPES).arguments == {"q": "a"}
