@@ -179,6 +179,14 @@ def test_an_end_exactly_at_the_margin_settles_nothing(clear, margin, status):
     assert clear.judged(spec_of(criterion(margin=margin))).status == status
 
 
+@pytest.mark.parametrize(
+    ("margin", "status"), [(-1 + HALF_60, "uncertain"), (-1 + HALF_60 + 1e-12, "refuted")]
+)
+def test_an_upper_end_exactly_at_the_margin_refutes_nothing(margin, status):
+    record = Record({"treatment": 0, "baseline": 1})
+    assert record.judged(spec_of(criterion(margin=margin))).status == status
+
+
 @pytest.mark.parametrize("verdict", ["supported", "refuted"])
 def test_definitive_claim_that_is_not_borne_out_is_kept(verdict):
     record = Record({"treatment": [1, 1, 1, 0], "baseline": [1, 1, 0, 0]})
@@ -700,6 +708,15 @@ def test_betting_rule_settles_what_hoeffding_leaves_open():
     (found,) = betting.criteria
     assert found.effect == pytest.approx(25 / 60)
     assert found.half_width == pytest.approx((found.upper - found.lower) / 2)
+
+
+def test_two_betting_criteria_share_alpha():
+    """Each of two intervals at 0.1 together is the one of a single criterion at 0.05."""
+    record = Record({"treatment": [1, 0, 1], "baseline": [0, 0, 1]})
+    one = record.judged(spec_of(method="paired_betting", alpha=0.05)).criteria[0]
+    both = [criterion(), criterion(id="again", margin=0.5)]
+    two = record.judged(spec_of(*both, method="paired_betting", alpha=0.1)).criteria
+    assert {(found.lower, found.upper) for found in two} == {(one.lower, one.upper)}
 
 
 def test_betting_rule_does_not_depend_on_the_order_of_rows():
