@@ -11,6 +11,7 @@ from tasks.context import RunContext
 from tasks.evaluation import BASE, Subject, mean_scores
 from tasks.gate_answer import GateAnswer
 from tasks.learner import Learner
+from tasks.service_identity import bind_identity
 from tasks.tokenizers import restore_environment
 
 
@@ -78,6 +79,7 @@ async def pass_gates(ctx: RunContext, result: StructuredResult) -> dict[str, Lea
     gate = Gatekeeper(ctx, result)
     await gate.ask("spec_preflight", lambda: steps.SPEC_PREFLIGHT(ctx))
     await gate.ask("service_probe", lambda: steps.SERVICE_PROBE(ctx))
+    await bind_identity(ctx)
     restore_environment(ctx)
     await gate.ask("generation_audit", lambda: steps.GENERATION_AUDIT(ctx))
     await gate.ask("correctness", lambda: steps.CORRECTNESS(ctx))

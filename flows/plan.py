@@ -75,8 +75,27 @@ def check_launchable(spec: Spec, execution: ExecutionFile) -> None:
     if missing:
         expected = f"a value in the execution file ({len(missing)} settings are missing)"
         raise InputError(missing[0], None, expected)
+    refuse_unsupported(execution)
     for finding in contradictions(spec, execution):
         raise InputError(finding.field, finding.value, finding.expected, where="execution file")
+
+
+def refuse_unsupported(execution: ExecutionFile) -> None:
+    """Refuse settings that this version reads but does not carry out.
+
+    Raises:
+        InputError: naming the first one.
+    """
+    for name, arm in execution.arms.items():
+        kind = execution.advantage_of(name).kind
+        if kind != "group_mean":
+            raise InputError(f"advantage of arm {name}", kind, "group_mean (not supported yet)")
+        divergence = None if arm.loss is None else arm.loss.config.get("divergence", "")
+        if divergence and divergence.startswith("topk"):
+            expected = "a binary form: the protocol returns no top-K log-probabilities in training"
+            raise InputError(f"arms.{name}.loss.divergence", divergence, expected)
+    if execution.warm_start is not None:
+        raise InputError("warm_start", "a warm start", "null (not supported yet)")
 
 
 def refuse_open_points(spec: Spec) -> None:

@@ -19,9 +19,10 @@ from tasks.minibatch import Minibatch
 from tasks.trainer import Trainer
 
 
-def needs_anchor(arm: ArmPlan) -> bool:
-    """Whether the arm's loss compares with recomputed log-probabilities."""
-    return arm.loss is not None and arm.loss.get("anchor") == "recompute"
+def needs_anchor(arm: ArmPlan, minibatch: Minibatch) -> bool:
+    """Whether the arm's loss, or its rollout correction, reads recomputed log-probabilities."""
+    recomputes = arm.loss is not None and arm.loss.get("anchor") == "recompute"
+    return recomputes or minibatch.correction is not None
 
 
 async def recomputed_logprobs(
@@ -32,7 +33,7 @@ async def recomputed_logprobs(
     The caller's client holds these weights when the first minibatch of the step is about to be
     trained; from then on the kept numbers are read.
     """
-    if not needs_anchor(arm):
+    if not needs_anchor(arm, minibatch):
         return None
     path = _path(arm, phase, minibatch.step)
     everything = sequences_of(ctx.run.read_arrow("tokens", key=(arm.name, phase, minibatch.step)))

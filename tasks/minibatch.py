@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,12 +11,14 @@ import tinker
 import torch
 from numpy.typing import NDArray
 
+from evidence.method_settings import RolloutCorrection
 from evidence.run import TableRef
 from losses.aggregation import denominator_value
 from losses.diagnostics import minibatch_diagnostics
-from losses.inputs import LossOutput
+from losses.inputs import LossInputs, LossOutput
 from losses.objective import CustomLoss
 from losses.registry import make_loss
+from losses.rollout_correction import rollout_correction_weights
 from tasks.arms import ArmPlan
 from tasks.context import RunContext
 from tasks.datums import Floats, TrainedSequence, loss_inputs_of, minibatch_of, sequences_of
@@ -39,13 +41,24 @@ class MinibatchLoss:
         *,
         denominator: float,
         anchor: Sequence[Floats] | None = None,
+        correction: RolloutCorrection | None = None,
     ) -> MinibatchLoss:
-        """The loss of an arm on some sequences."""
+        """The loss of an arm on some sequences.
+
+        Args:
+            arm: the arm.
+            sequences: what is trained on.
+            denominator: what the summed loss is divided by.
+            anchor: recomputed log-probabilities of the targets, where they are needed.
+            correction: weights between sampler and trainer, which need the anchor too.
+        """
         anchors = anchor if anchor is not None else [None] * len(sequences)
         inputs = [
             loss_inputs_of(sequence, values)
             for sequence, values in zip(sequences, anchors, strict=True)
         ]
+        if correction is not None:
+            inputs = corrected(inputs, correction)
         return cls(CustomLoss(make_loss(loss_of(arm)), inputs, denominator))
 
     def __call__(
@@ -78,6 +91,7 @@ class Minibatch:
         sequences: the stored sequences.
         denominator: what the summed loss is divided by.
         arm: the arm.
+        correction: weights between sampler and trainer, where the arm's loss takes any.
     """
 
     update: int
@@ -87,11 +101,16 @@ class Minibatch:
     sequences: Sequence[TrainedSequence]
     denominator: float
     arm: ArmPlan
+    correction: RolloutCorrection | None = None
 
     def custom_loss(self, anchor: Sequence[Floats] | None) -> MinibatchLoss:
         """The loss in the form that the service's SDK calls."""
         return MinibatchLoss.of(
-            self.arm, self.sequences, denominator=self.denominator, anchor=anchor
+            self.arm,
+            self.sequences,
+            denominator=self.denominator,
+            anchor=anchor,
+            correction=self.correction,
         )
 
 
@@ -120,7 +139,36 @@ def load_minibatch(ctx: RunContext, arm: ArmPlan, phase: str, update: int) -> Mi
         loss_tokens=sum(sequence.loss_tokens for sequence in sequences),
         sequences=len(sequences),
     )
-    return Minibatch(update, step, epoch, index, sequences, denominator, arm)
+    correction = correction_of(ctx, arm)
+    return Minibatch(update, step, epoch, index, sequences, denominator, arm, correction)
+
+
+def correction_of(ctx: RunContext, arm: ArmPlan) -> RolloutCorrection | None:
+    """The rollout correction of an arm; DPPO's own ratio is one already."""
+    return None if loss_of(arm)["kind"] == "dppo" else ctx.execution.rollout_correction
+
+
+def corrected(inputs_D: Sequence[LossInputs], correction: RolloutCorrection) -> list[LossInputs]:
+    """The inputs with truncated importance weights between the sampler and the trainer.
+
+    Raises:
+        ValueError: if the trainer's own log-probabilities are not there.
+    """
+    anchors = [one.anchor_logprobs_T for one in inputs_D if one.anchor_logprobs_T is not None]
+    if len(anchors) != len(inputs_D):
+        raise ValueError("rollout correction needs recomputed log-probabilities of every sequence")
+    weights_D = rollout_correction_weights(
+        anchors,
+        [one.sampling_logprobs_T for one in inputs_D],
+        [one.loss_mask_T for one in inputs_D],
+        level=correction.level,
+        threshold=correction.threshold,
+        batch_normalize=correction.batch_normalize,
+    )
+    return [
+        replace(one, weights_T=weights_T)
+        for one, weights_T in zip(inputs_D, weights_D, strict=True)
+    ]
 
 
 def has_update(ctx: RunContext, arm: ArmPlan, phase: str, update: int) -> bool:

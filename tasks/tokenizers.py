@@ -8,6 +8,7 @@ from typing import Any
 
 from envs.registry import make_environment
 from tasks.context import RunContext
+from tasks.partners import served_partners
 
 GSM8K_ENV = "GATED_RL_GSM8K"
 """Folder of the GSM8K files, where they are not to be fetched from the hub."""
@@ -41,6 +42,7 @@ def prepare_environment(ctx: RunContext, tokenizer_id: str | None) -> None:
         data_dir=os.environ.get(GSM8K_ENV),
         seed=ctx.arms[0].seed,
         system_prompt=execution.system_prompt,
+        partners=served_partners(ctx),
     )
 
 

@@ -106,7 +106,12 @@ SPEC: Document = {
     "generation_audit": {"required": False},
 }
 
-GRPO = {"kind": "grpo_clip", "clip_low_threshold": 0.8, "clip_high_threshold": 1.2, "dual_clip": None}
+GRPO = {
+    "kind": "grpo_clip",
+    "clip_low_threshold": 0.8,
+    "clip_high_threshold": 1.2,
+    "dual_clip": None,
+}
 DPPO = {
     "kind": "dppo",
     "divergence": "binary_tv",
@@ -162,6 +167,10 @@ def execution(document: Document, **changes: Any) -> Document:
 def same_arm_twice() -> tuple[Document, Document]:
     """A control: both arms are the same thing under two names."""
     document = spec()
+    checks = document["activation_gate"]["checks"]
+    document["activation_gate"]["checks"] = [
+        check for check in checks if check["metric"] != "grpo_clip_fraction"
+    ]
     made = execution(document)
     made["arms"]["grpo"]["loss"] = copy.deepcopy(DPPO)
     return document, made

@@ -1,0 +1,74 @@
+"""Served partners of an episode: the user simulator and the judge, opened when first asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from envs.protocols import SampledSequence, Sampler
+from evidence.run_settings import ServedModel
+from tasks.context import RunContext
+from tasks.failures import ModelLost
+from tasks.sampling import ServiceSampler
+from tasks.service import Service
+
+
+class ServedPartner:
+    """A model that only samples; it is opened again if the service forgets it."""
+
+    def __init__(self, service: Service, model: str, *, label: str) -> None:
+        self._service, self._model, self._label = service, model, label
+        self._open: ServiceSampler | None = None
+        self._lock = asyncio.Lock()
+
+    async def sample(
+        self,
+        prompt_tokens: Sequence[int],
+        *,
+        num_samples: int,
+        max_tokens: int,
+        temperature: float,
+        top_p: float,
+        top_k: int,
+        seed: int,
+        stop: Sequence[int] | Sequence[str],
+    ) -> list[SampledSequence]:
+        """Sample completions; see `envs.protocols.Sampler`."""
+        patience = self._service.patience()
+        while True:
+            patience.start()
+            sampler = await self._sampler()
+            try:
+                return await sampler.sample(
+                    prompt_tokens,
+                    num_samples=num_samples,
+                    max_tokens=max_tokens,
+                    temperature=temperature,
+                    top_p=top_p,
+                    top_k=top_k,
+                    seed=seed,
+                    stop=stop,
+                )
+            except ModelLost as error:
+                if error.failure is None:
+                    raise
+                self._open = None if self._open is sampler else self._open
+                await patience.wait(error.failure, self._label)
+
+    async def _sampler(self) -> ServiceSampler:
+        async with self._lock:
+            if self._open is None:
+                self._open = await self._service.open_sampler(
+                    base_model=self._model, label=self._label
+                )
+            return self._open
+
+
+def served_partners(ctx: RunContext) -> dict[str, Sampler]:
+    """The partners that the execution file has served, by role."""
+    roles = {"simulator": ctx.execution.simulator, "judge": ctx.execution.judge}
+    return {
+        role: ServedPartner(ctx.service, settings.model, label=role)
+        for role, settings in roles.items()
+        if isinstance(settings, ServedModel)
+    }
