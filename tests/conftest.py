@@ -32,12 +32,9 @@ import pytest
 from deploy.local_service import launch
 from deploy.local_service.settings import ServiceSettings
 
-_CLIENT_LEAKS = (
-    # The Tinker client never closes the connection of its first request. The garbage collector
-    # finds it during some later test, or after the last one.
-    "Exception ignored in. <socket.socket",
-    "Exception ignored in. <function _SelectorTransport.__del__",
-)
+# The Tinker client never closes the connection of its first request; the garbage collector finds
+# it during some later test, or after the last one.
+_CLIENT_LEAKS = ("unclosed <socket", "unclosed transport")
 
 LOCAL_API_KEY = "tml-local-test-key"
 """Any key does (the service checks none by default), but the client wants this form."""
@@ -46,10 +43,9 @@ LOCAL_API_KEY = "tml-local-test-key"
 def pytest_configure(config: pytest.Config) -> None:
     """Name the one leak of the client library that is not ours to close."""
     for message in _CLIENT_LEAKS:
-        line = f"ignore:{message}:pytest.PytestUnraisableExceptionWarning"
-        config.addinivalue_line("filterwarnings", line)
-        # For what is found after the last test, where the lines above are not in force any more.
-        warnings.filterwarnings("ignore", message, pytest.PytestUnraisableExceptionWarning)
+        config.addinivalue_line("filterwarnings", f"ignore:{message}:ResourceWarning")
+        # For what is found between tests, where the lines above are not in force.
+        warnings.filterwarnings("ignore", message, ResourceWarning)
 
 
 @pytest.fixture(scope="session", autouse=True)

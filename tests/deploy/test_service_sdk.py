@@ -614,6 +614,28 @@ def test_samplers_can_be_passed_to_another_process(base):
     assert sample(clone).sequences[0].tokens == sample(base).sequences[0].tokens
 
 
+def test_training_beside_sampling_changes_no_bit(client, look):
+    """Training jobs run between the tokens of a long batch; both end as they do alone."""
+    alone, beside = trainer(client), trainer(client)
+    train(alone, steps=4)
+    sampler = client.create_sampling_client(base_model="tiny").result(timeout=60)
+    asked = types.SamplingParams(max_tokens=400, temperature=1.0, seed=1, stop=[])
+    quiet = sampler.sample(PROMPT, 32, asked).result(timeout=120)
+    busy = sampler.sample(PROMPT, 32, asked)
+    for _ in range(4):
+        beside.forward_backward(supervised(), "cross_entropy")
+        last = beside.optim_step(ADAM)
+    last.result(timeout=120)
+    trained_first = not busy.future().done()
+    loud = busy.result(timeout=120)
+
+    assert trained_first, "the batch was over before training: it was not long enough to tell"
+    assert [s.tokens for s in loud.sequences] == [s.tokens for s in quiet.sequences]
+    assert [s.logprobs for s in loud.sequences] == [s.logprobs for s in quiet.sequences]
+    digests = {look(f"models/{m.model_id}")["adapter_sha256"] for m in (alone, beside)}
+    assert len(digests) == 1
+
+
 # ---- endings
 
 
