@@ -13,7 +13,7 @@ from losses.sdpo_logit import SdpoLogit
 from losses.sdpo_token_level import SdpoTokenLevel
 from tests.losses.golden.compare import Computed, require_known
 from tests.losses.golden.loading import Block, numbers
-from tests.losses.golden.policy import torch_dtype
+from tests.losses.golden.policy import torch_dtype, with_known_differences
 
 GRADIENT_OF = ("student_logprobs", "student_all_logprobs", "student_topk_logprobs")
 
@@ -137,14 +137,19 @@ def loss_by_reference(block: Block) -> Computed:
 def outputs(block: Block, *, loss: float, grad: np.ndarray, per_token: np.ndarray) -> Computed:
     mask = trained(block)
     scale = float(np.abs(per_token[mask]).sum()) / denominator(block, mask)
-    # The tail bucket is what remains of almost all mass: float32 cancels there.
-    tail = support(block) == "topk_tail" and block.dtype == "float32"
-    return Computed(
+    # The tail bucket is what remains of almost all mass: float32 cancels there. Elsewhere a slope
+    # is a difference of two numbers near each other, right to float32 at the largest slope's size.
+    single = block.dtype == "float32"
+    tail = support(block) == "topk_tail" and single
+    largest = float(np.abs(grad).max())
+    computed = Computed(
         {"loss": loss, "grad": grad, "per_token": per_token},
         mask=mask,
         loss_scale=scale,
         relative={"grad": 1e-3, "per_token": 1e-4, "loss": 1e-4} if tail else {},
+        absolute={"grad": 1e-6 * largest} if single and not tail else {},
     )
+    return with_known_differences(block, computed, mask)
 
 
 def siblings(block: Block) -> Computed:

@@ -91,7 +91,7 @@ def verl_by_torch(block: Block) -> Computed:
         norm_by_std=block.params["norm_adv_by_std_in_grpo"],
         epsilon=block.params["epsilon"],
     )
-    return Computed({"advantages": spread.numpy()})
+    return verl_outputs(block, spread.numpy())
 
 
 def verl_by_reference(block: Block) -> Computed:
@@ -102,7 +102,15 @@ def verl_by_reference(block: Block) -> Computed:
         norm_by_std=block.params["norm_adv_by_std_in_grpo"],
         epsilon=block.params["epsilon"],
     )
-    return Computed({"advantages": spread})
+    return verl_outputs(block, spread)
+
+
+def verl_outputs(block: Block, spread: np.ndarray) -> Computed:
+    """The published code keeps a lone sequence's standard deviation in float32, also in float64."""
+    groups = block.inputs["group"]
+    lone = any(groups.count(group) == 1 for group in groups)
+    rough = lone and block.params["norm_adv_by_std_in_grpo"] and block.dtype == "float64"
+    return Computed({"advantages": spread}, relative={"advantages": 1e-7} if rough else {})
 
 
 def correction_settings(block: Block) -> dict[str, Any]:
