@@ -1,0 +1,167 @@
+"""A served model that answers prompts of ours: the part that user simulators and judges share."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from tinker_cookbook.exceptions import RendererError
+
+from envs.dialogue import turn_seed
+from envs.errors import EnvInputError, EnvServiceError
+from envs.protocols import SampledSequence, Sampler
+from envs.rendering import ChatRenderer, make_renderer
+
+T = TypeVar("T")
+
+RETRY_TEMPERATURE = 0.5
+"""Lowest temperature of an attempt after the first."""
+
+
+class AnswerError(ValueError):
+    """An answer that cannot be used, with the reason in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A usable answer: what was read from it, its text, and what was wrong with earlier ones."""
+
+    value: Any
+    text: str
+    failures: tuple[str, ...]
+
+    @property
+    def attempts(self) -> int:
+        """How often the model was asked."""
+        return len(self.failures) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Partner:
+    """A frozen served model with pinned prompt and decoding.
+
+    Attributes:
+        role: `simulator` or `judge`, for messages.
+        model: its name on the service.
+        prompt_template: id of its prompt.
+        sampler: reaches it.
+        renderer: turns messages into its tokens; a date that it prints is pinned.
+        temperature: 0 for greedy.
+        max_tokens: new tokens per answer.
+        max_attempts: answers asked for before it counts as a failure.
+        seed: of its sampling; attempt n of request m uses a seed derived from all three.
+    """
+
+    role: str
+    model: str
+    prompt_template: str
+    sampler: Sampler
+    renderer: ChatRenderer
+    temperature: float
+    max_tokens: int
+    max_attempts: int = 3
+    seed: int = 0
+
+    async def ask(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        *,
+        read: Callable[[str], T],
+        request: int = 0,
+    ) -> Answer:
+        """Ask until an answer can be read.
+
+        The first attempt uses the planned temperature. Asking a greedy model again would bring the
+        same answer again, so later attempts sample at 0.5 at least.
+
+        Args:
+            messages: the prompt.
+            read: returns what the answer says, or raises `AnswerError`.
+            request: number of the request within its conversation.
+
+        Raises:
+            EnvServiceError: after `max_attempts` unusable answers.
+        """
+        prompt = self.renderer.prompt(messages)
+        failures: list[str] = []
+        for attempt in range(self.max_attempts):
+            (reply,) = await self.sampler.sample(
+                prompt,
+                num_samples=1,
+                max_tokens=self.max_tokens,
+                temperature=self.temperature
+                if attempt == 0
+                else max(self.temperature, RETRY_TEMPERATURE),
+                top_p=1.0,
+                top_k=-1,
+                seed=turn_seed(turn_seed(self.seed, request), attempt),
+                stop=self.renderer.stop_tokens(),
+            )
+            try:
+                text = self._text(reply)
+                return Answer(read(text), text, tuple(failures))
+            except AnswerError as error:
+                failures.append(str(error))
+        raise EnvServiceError(self.role, "; ".join(failures), self.max_attempts)
+
+    def _text(self, reply: SampledSequence) -> str:
+        """The final text of an answer, reasoning left out."""
+        try:
+            parsed = self.renderer.parse(reply.tokens)
+        except RendererError as error:
+            raise AnswerError(f"unreadable tokens ({error})") from error
+        if not parsed.stopped:
+            raise AnswerError("cut at the length limit")
+        return parsed.text
+
+    def provenance(self) -> dict[str, Any]:
+        """What determines its answers, as plain JSON data."""
+        return {
+            "role": self.role,
+            "model": self.model,
+            "prompt_template": self.prompt_template,
+            "renderer": self.renderer.name,
+            "temperature": self.temperature,
+            "max_tokens": self.max_tokens,
+            "max_attempts": self.max_attempts,
+        }
+
+
+def make_partner(
+    role: str, settings: Mapping[str, Any], *, sampler: Sampler, tokenizer: Any, seed: int = 0
+) -> Partner:
+    """Build a partner from the `simulator` or `judge` section of an execution file.
+
+    A renderer that prints today's date would change the prompt every day, so it is given the
+    section's `current_date`.
+
+    Args:
+        role: `simulator` or `judge`.
+        settings: the section, of kind `served`.
+        sampler: reaches the model.
+        tokenizer: of the model.
+        seed: of its sampling.
+
+    Raises:
+        EnvInputError: if the renderer is unknown, or prints a date and none is given.
+    """
+    if settings.get("kind") != "served":
+        raise EnvInputError(f"{role}.kind", settings.get("kind"), "served")
+    renderer = make_renderer(str(settings["renderer"]), tokenizer)
+    prints_date = getattr(renderer.renderer, "use_system_prompt", False)
+    if prints_date and hasattr(renderer.renderer, "current_date"):
+        if settings.get("current_date") is None:
+            raise EnvInputError(
+                f"{role}.current_date", None, "a date such as 2026-01-31: this renderer prints one"
+            )
+        renderer.renderer.current_date = str(settings["current_date"])
+    return Partner(
+        role=role,
+        model=str(settings["model"]),
+        prompt_template=str(settings["prompt_template"]),
+        sampler=sampler,
+        renderer=renderer,
+        temperature=float(settings["temperature"]),
+        max_tokens=int(settings["max_tokens"]),
+        max_attempts=int(settings.get("max_attempts", 3)),
+        seed=seed,
+    )
