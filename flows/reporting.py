@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from evidence import report
 from evidence.bundle import build_bundle
-from tasks.context import RunContext
+from evidence.run import Run
 
 
-async def write_reports(ctx: RunContext) -> None:
-    """Seal the bundle and render the report from it."""
-    ctx.tell("report", "bundle and report")
-    build_bundle(ctx.run)
+def write_reports(run: Run) -> None:
+    """Seal the bundle and render the report from it. Safe to repeat."""
+    build_bundle(run)
+    report.write_reports(run)

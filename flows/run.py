@@ -95,13 +95,13 @@ async def _conduct(ctx: RunContext, plan: RunPlan) -> Outcome:
     try:
         learners = await pass_gates(ctx, result)
         await side_by_side([run_arm(ctx, learner, result) for learner in learners.values()])
-        return await finished(ctx, result)
+        return finished(ctx, result)
     except GateStopped as stop:
-        return await stopped(ctx, result, stop.result)
+        return stopped(ctx, stop.result)
     except (CapacityBlocked, ServiceOutage) as error:
-        return await blocked(ctx, result, error)
+        return await blocked(ctx, error)
     except PermanentServiceError as error:
-        return await refused(ctx, result, error)
+        return refused(ctx, error)
     finally:
         await ctx.service.release_all()
 
