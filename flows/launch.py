@@ -18,7 +18,7 @@ from evidence.profile import (
 from evidence.spec import Spec
 from flows.catalog import find_profile, find_spec
 from flows.inputs import read_bytes
-from flows.plan import RunPlan, refuse_open_points
+from flows.plan import RunPlan, check_launchable, check_options, refuse_open_points
 from tasks.clock import SystemClock
 from tasks.patience import RetryPolicy
 from tasks.progress import Progress, silent
@@ -74,6 +74,19 @@ class LaunchRequest:
     accept_unverified: Sequence[str] = ()
 
 
+def read_request(request: LaunchRequest) -> ScaledPlan:
+    """Read and check everything that can be checked without the service.
+
+    Raises:
+        InputError: if anything cannot be used; the message names the field.
+    """
+    check_options(limit=request.limit, accept_unverified=request.accept_unverified)
+    spec, settings = read_experiment(request.spec, execution=request.execution)
+    scaled = _scaled(spec, settings, request.profile)
+    check_launchable(scaled.spec, scaled.execution)
+    return scaled
+
+
 async def make_plan(
     request: LaunchRequest,
     service: ServiceSettings,
@@ -93,8 +106,7 @@ async def make_plan(
         InputError: if anything cannot be used; the message names the field.
         ServiceOutage: if the service is not there; known within half a minute.
     """
-    spec, settings = read_experiment(request.spec, execution=request.execution)
-    scaled = _scaled(spec, settings, request.profile)
+    scaled = read_request(request)
     quiet_sdk(service)
     server = await Reachability(service, SystemClock()).reach()
     if server.models:

@@ -43,12 +43,7 @@ class RunPlan:
     policy: RetryPolicy = field(default_factory=RetryPolicy)
 
     def __post_init__(self) -> None:
-        if self.limit is not None and self.limit < 1:
-            raise InputError("--limit", self.limit, "at least 1")
-        for gate in self.accept_unverified:
-            if gate not in ACCEPTABLE_GATES:
-                expected = f"one of {', '.join(ACCEPTABLE_GATES)}"
-                raise InputError("--accept-unverified", gate, expected)
+        check_options(limit=self.limit, accept_unverified=self.accept_unverified)
         check_launchable(self.spec, self.execution)
 
     @property
@@ -60,6 +55,20 @@ class RunPlan:
     def execution(self) -> ExecutionFile:
         """The effective execution file."""
         return self.scaled.execution
+
+
+def check_options(*, limit: int | None, accept_unverified: Sequence[str]) -> None:
+    """Refuse a limit of nothing, and gates whose missing evidence nobody may accept.
+
+    Raises:
+        InputError: naming the option.
+    """
+    if limit is not None and limit < 1:
+        raise InputError("--limit", limit, "at least 1")
+    for gate in accept_unverified:
+        if gate not in ACCEPTABLE_GATES:
+            expected = f"one of {', '.join(ACCEPTABLE_GATES)}"
+            raise InputError("--accept-unverified", gate, expected)
 
 
 def check_launchable(spec: Spec, execution: ExecutionFile) -> None:

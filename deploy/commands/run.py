@@ -17,7 +17,7 @@ from deploy.local_service.settings import ServiceSettings as LocalServiceSetting
 from deploy.progress import listener
 from evidence.errors import InputError
 from flows.catalog import find_spec
-from flows.launch import LaunchRequest, make_plan
+from flows.launch import LaunchRequest, make_plan, read_request
 from flows.outcome import ExitKind, Outcome
 from flows.plan import RunPlan
 from flows.run import carry_out
@@ -50,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
         limit=args.limit,
         accept_unverified=tuple(args.accept_unverified),
     )
+    read_request(request)  # nothing is started for a request that cannot be carried out
     try:
         with listener() as progress, _service(args, request) as service:
             outcome = asyncio.run(_carry_out(request, service, progress, prefect=args.prefect))
