@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
@@ -150,15 +151,18 @@ def _judge_plan(plan: Sequence[Any], paths: object) -> tuple[list[CheckResult], 
     if not plan:
         reasons.append("the spec has no accepted preflight plan")
     entries = as_list(paths)
-    planned = [as_mapping(path).get("id") for path in plan]
+    planned = Counter(map(_id_of, plan))
+    reported: dict[object, list[Mapping[str, Any]]] = defaultdict(list)
+    for entry in entries:
+        reported[_id_of(entry)].append(entry)
     for path in plan:
         name = as_mapping(path).get("id")
         if not is_text(name):
             reasons.append("a planned path has no id")
             continue
-        if planned.count(name) > 1:
+        if planned[name] > 1:
             reasons.append(f"{show(name)}: one planned path of this id")
-        matching = [entry for entry in entries if _id_of(entry) == name]
+        matching = reported[name]
         if len(matching) == 1:
             found_rows, found_reasons = _judge_path(path, matching[0])
         else:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from evidence.values import as_list, as_mapping, is_text, same, show
+from evidence.values import as_list, as_mapping, is_text, show
 
 DeviationStatus = Literal["recorded", "unrecorded", "invalid"]
 
@@ -82,20 +82,21 @@ def validate(updates: object) -> DeviationsResult:
     sequence = [updates] if isinstance(updates, Mapping) else as_list(updates)
     issues: list[str] = []
     late: list[str] = []
-    posted: list[Mapping[str, Any]] = []
+    posted: set[tuple[str, ...]] = set()
     latest: list[Mapping[str, Any]] = []
     for number, update in enumerate(sequence, start=1):
         report = as_mapping(update)
         field = report.get("deviations")
         issues += [f"Update {number}: {text}" for text in shape_issues(field)]
         entries = [entry for entry in as_list(field) if isinstance(entry, Mapping)]
-        new = [entry for entry in entries if not any(_same(entry, old) for old in posted)]
+        named = [key for key in map(_key, entries) if key is not None]
         if report.get("status") == "running":
-            posted += new
+            posted.update(named)
         else:
             late += [
-                f"Deviation {show(entry.get('field'))} was first posted in a final update."
-                for entry in new
+                f"Deviation {show(key[0])} was first posted in a final update."
+                for key in named
+                if key not in posted
             ]
         latest = entries or latest
     status: DeviationStatus = "unrecorded" if late else "invalid" if issues else "recorded"
@@ -103,8 +104,11 @@ def validate(updates: object) -> DeviationsResult:
     return DeviationsResult(status, tuple(late + issues), tuple(_clean(good)))
 
 
-def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return all(same(one.get(part), other.get(part)) for part in ("field", "original", "effective"))
+def _key(entry: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """Return what makes a deviation that one, None if it is not said in words."""
+    parts = [entry.get(part) for part in ("field", "original", "effective")]
+    texts = [part for part in parts if isinstance(part, str)]
+    return tuple(texts) if len(texts) == len(parts) else None
 
 
 def _clean(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -14,6 +14,9 @@ from evidence.values import as_list, as_mapping, is_integer, is_number, is_sha25
 EvaluatorStatus = Literal["valid", "incomparable", "invalid"]
 ComparisonStatus = Literal["comparable", "incomparable"]
 
+MAX_COMPARISONS = 200
+"""Each comparison lists every arm, so that their number is bounded."""
+
 _GATE_STATUS: Mapping[EvaluatorStatus, GateStatus] = {
     "valid": "passed",
     "incomparable": "unverified",
@@ -210,29 +213,54 @@ def _score_problem(found: Mapping[str, Any], evaluators: Mapping[str, Any]) -> s
 
 def _compare(reported: object, scores: Sequence[_Score]) -> tuple[list[Comparison], list[str]]:
     comparisons = []
+    coverage = _coverage(scores)
     issues = [] if isinstance(reported, list | tuple | None) else ["comparisons: expected a list."]
-    for number, entry in enumerate(as_list(reported), start=1):
+    if len(as_list(reported)) > MAX_COMPARISONS:
+        issues.append(
+            f"comparisons: expected at most {MAX_COMPARISONS}; the others are not judged."
+        )
+    for number, entry in enumerate(as_list(reported)[:MAX_COMPARISONS], start=1):
         metric, arms = as_mapping(entry).get("metric"), as_list(as_mapping(entry).get("arms"))
         if not is_text(metric) or not arms or not all(map(is_text, arms)):
             issues.append(f"Comparison {number}: expected a metric and a list of arms.")
             continue
-        comparisons.append(_judge(metric, arms, [s for s in scores if s.metric == metric]))
+        comparisons.append(_judge(metric, arms, coverage.get(metric, _Coverage((), (), ()))))
     return comparisons, issues
 
 
-def _judge(metric: str, compared: Iterable[str], scores: Sequence[_Score]) -> Comparison:
-    arms = sorted({score.arm for score in scores})
-    pairs = {(score.arm, score.seed) for score in scores}
-    covered: dict[str, set[tuple[str, int | None]]] = {}
+@dataclass(frozen=True, slots=True)
+class _Coverage:
+    """The arms with a score of one metric, who scored them, and which evaluators scored all."""
+
+    arms: tuple[str, ...]
+    evaluators: tuple[str, ...]
+    complete: tuple[str, ...]
+
+
+def _coverage(scores: Sequence[_Score]) -> dict[str, _Coverage]:
+    covered: dict[str, dict[str, set[tuple[str, int | None]]]] = {}
     for score in scores:
-        covered.setdefault(score.evaluator, set()).add((score.arm, score.seed))
-    complete = sorted(name for name, found in covered.items() if found == pairs)
-    missing = tuple(dict.fromkeys(arm for arm in compared if arm not in arms))
-    comparable = bool(complete) and not missing
+        by_evaluator = covered.setdefault(score.metric, {})
+        by_evaluator.setdefault(score.evaluator, set()).add((score.arm, score.seed))
+    found = {}
+    for metric, by_evaluator in covered.items():
+        pairs = set().union(*by_evaluator.values())
+        found[metric] = _Coverage(
+            arms=tuple(sorted({arm for arm, _ in pairs})),
+            evaluators=tuple(sorted(by_evaluator)),
+            complete=tuple(sorted(name for name, some in by_evaluator.items() if some == pairs)),
+        )
+    return found
+
+
+def _judge(metric: str, compared: Iterable[str], coverage: _Coverage) -> Comparison:
+    scored = set(coverage.arms)
+    missing = tuple(dict.fromkeys(arm for arm in compared if arm not in scored))
+    comparable = bool(coverage.complete) and not missing
     return Comparison(
         metric=metric,
         status="comparable" if comparable else "incomparable",
-        arms=tuple(arms),
-        evaluator_ids=tuple(complete if comparable else sorted(covered)),
+        arms=coverage.arms,
+        evaluator_ids=coverage.complete if comparable else coverage.evaluators,
         missing_arms=missing,
     )

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from evidence import capacity, deviations
+from evidence.canonical import digest
 from evidence.capacity import Consistency
 from evidence.errors import InputError
-from evidence.values import as_list, as_mapping, is_number, is_text, same, show, spec_mapping
+from evidence.values import as_list, as_mapping, is_number, is_text, jsonable, show, spec_mapping
 
 STATUSES = ("running", "succeeded", "failed")
 VERDICTS = ("supported", "refuted", "inconclusive")
@@ -202,7 +203,7 @@ def _final(report: Mapping[str, Any], spec: object) -> Iterator[str]:
     if isinstance(verdict, str) and verdict in DEFINITIVE:
         if report.get("status") == "failed":
             yield f"verdict: {verdict} needs an execution that did not fail."
-        done = as_list(report.get("completed_arms"))
+        done = _names(report.get("completed_arms"))
         for arm in _planned_arms(spec):
             if arm not in done:
                 yield f"completed_arms: {verdict} needs every arm, {show(arm)} is missing."
@@ -222,17 +223,17 @@ def _lost(previous: Mapping[str, Any], report: Mapping[str, Any]) -> list[str]:
         for path, _ in _numbers(as_mapping(previous.get("metrics")))
         if path not in kept
     ]
-    done = as_list(report.get("completed_arms"))
+    done = _names(report.get("completed_arms"))
     issues += [
         f"completed_arms: {show(arm)} was completed before and must be kept."
-        for arm in as_list(previous.get("completed_arms"))
-        if not any(same(arm, kept_arm) for kept_arm in done)
+        for arm in _names(previous.get("completed_arms"))
+        if arm not in done
     ]
-    listed = as_list(report.get("deviations"))
+    listed = set(map(_identity, as_list(report.get("deviations"))))
     issues += [
         f"deviations: {show(as_mapping(old).get('field'))} was recorded before and must be kept."
         for old in as_list(previous.get("deviations"))
-        if not any(same(old, new) for new in listed)
+        if _identity(old) not in listed
     ]
     return issues
 
@@ -247,8 +248,16 @@ def _merged_arms(previous: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[
 
 def _union(previous: Mapping[str, Any], patch: Mapping[str, Any], field: str) -> list[Any]:
     """Return the entries of both lists, those of the previous one first, each once."""
-    merged: list[Any] = []
+    merged: dict[str, Any] = {}
     for entry in (*as_list(previous.get(field)), *as_list(patch.get(field))):
-        if not any(same(entry, old) for old in merged):
-            merged.append(entry)
-    return merged
+        merged.setdefault(_identity(entry), entry)
+    return list(merged.values())
+
+
+def _identity(entry: object) -> str:
+    return digest(jsonable(entry))
+
+
+def _names(arms: object) -> dict[str, None]:
+    """Return the names in a list of arms, in their order; what is no text is passed over."""
+    return dict.fromkeys(arm for arm in as_list(arms) if isinstance(arm, str))

@@ -5,9 +5,9 @@ Each arm is judged alone by `evidence.restoration_arm`; here the arms of a group
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Any
 
 from evidence.applicability import check_applicability
@@ -71,6 +71,22 @@ class RestorationResult:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Report:
+    """A provenance: its version, and its entries by the arm that they name."""
+
+    version: object
+    entries: Mapping[str, list[Mapping[str, Any]]]
+
+    @classmethod
+    def of(cls, report: object) -> _Report:
+        entries: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+        for entry in map(as_mapping, as_list(as_mapping(report).get("arms"))):
+            if isinstance(entry.get("arm"), str):
+                entries[entry["arm"]].append(entry)
+        return cls(as_mapping(report).get("version"), entries)
+
+
 def validate(spec: object, report: object) -> RestorationResult:
     """Judge a reported initialization provenance against the restoration plan of the spec.
 
@@ -85,9 +101,10 @@ def validate(spec: object, report: object) -> RestorationResult:
         )
     document = spec_mapping(spec)
     plan = as_mapping(document.get("restoration_preflight"))
+    provenance = _Report.of(report)
     rows: list[CheckResult] = []
     for number, group in enumerate(as_list(plan.get("groups")), start=1):
-        rows.extend(_judge_group(number, as_mapping(group), plan, document, as_mapping(report)))
+        rows.extend(_judge_group(number, as_mapping(group), plan, document, provenance))
     if not rows:
         note = "The spec names no initialization group."
         return RestorationResult("unverified", True, (), applicability.status, note)
@@ -104,17 +121,18 @@ def _judge_group(
     group: Mapping[str, Any],
     plan: Mapping[str, Any],
     document: Mapping[str, Any],
-    report: Mapping[str, Any],
+    report: _Report,
 ) -> list[CheckResult]:
     label = f"group {number}"
-    planned = as_list(group.get("arms"))
+    planned = [as_mapping(arm) for arm in as_list(group.get("arms"))]
     if not planned:
         return [_row(label, Finding("unverified", "the spec names no arm."))]
     fixed_batch = True in (plan.get("fixed_batch_required"), group.get("fixed_batch_required"))
+    times = Counter(arm["name"] for arm in planned if is_text(arm.get("name")))
     rows: list[CheckResult] = []
     arms: list[ArmEvidence] = []
     for arm in planned:
-        evidence, row = _judge_planned(as_mapping(arm), planned, report, fixed_batch=fixed_batch)
+        evidence, row = _judge_planned(arm, times, report, fixed_batch=fixed_batch)
         rows.append(row)
         if evidence is not None:
             arms.append(evidence)
@@ -130,23 +148,18 @@ def _judge_group(
 
 def _judge_planned(
     arm: Mapping[str, Any],
-    planned: Sequence[object],
-    report: Mapping[str, Any],
+    times: Mapping[str, int],
+    report: _Report,
     *,
     fixed_batch: bool,
 ) -> tuple[ArmEvidence | None, CheckResult]:
     name = arm.get("name")
     if not is_text(name):
         return None, _row("(unnamed arm)", Finding("unverified", "the spec's arm has no name."))
-    matching = [
-        as_mapping(entry)
-        for entry in as_list(report.get("arms"))
-        if isinstance(as_mapping(entry).get("arm"), str) and as_mapping(entry)["arm"] == name
-    ]
-    once = sum(as_mapping(other).get("name") == name for other in planned) == 1
-    if len(matching) != 1 or not once:
+    matching = report.entries.get(name, [])
+    if len(matching) != 1 or times[name] > 1:
         return None, _row(name, Finding("unverified", MISSING_ARM))
-    evidence = judge_arm(arm, matching[0], version=report.get("version"), fixed_batch=fixed_batch)
+    evidence = judge_arm(arm, matching[0], version=report.version, fixed_batch=fixed_batch)
     return evidence, _row(name, evidence.finding)
 
 
@@ -180,25 +193,35 @@ def _compare_identity(arms: Sequence[ArmEvidence]) -> Finding:
     parts = _components(arms)
     if len(parts) == 1:
         return Finding("passed")
-    loaded = [{arm.uri for arm in part if arm.uri is not None} for part in parts]
-    if any(one and other for one, other in combinations(loaded, 2)):
+    loaded = [part for part in parts if any(arm.uri is not None for arm in part)]
+    if len(loaded) > 1:
         return Finding("failed", "the arms loaded different checkpoints.")
     return Finding("unverified", "the arms' proofs share no adapter hash and no checkpoint URI.")
 
 
 def _components(arms: Sequence[ArmEvidence]) -> list[list[ArmEvidence]]:
     """Split arms into the sets that shared identities connect."""
-    parts: list[list[ArmEvidence]] = []
-    for arm in arms:
-        linked = [part for part in parts if any(_linked(arm, other) for other in part)]
-        parts = [part for part in parts if part not in linked]
-        parts.append([arm, *(other for part in linked for other in part)])
-    return parts
+    sharing: dict[tuple[str, str | None], list[int]] = defaultdict(list)
+    for number, arm in enumerate(arms):
+        for identity in (("adapter", arm.adapter), ("uri", arm.uri)):
+            if identity[1] is not None:
+                sharing[identity].append(number)
+    part_of = list(range(len(arms)))
+    for linked in sharing.values():
+        for other in linked[1:]:
+            part_of[_root(part_of, other)] = _root(part_of, linked[0])
+    parts: dict[int, list[ArmEvidence]] = defaultdict(list)
+    for number, arm in enumerate(arms):
+        parts[_root(part_of, number)].append(arm)
+    return list(parts.values())
 
 
-def _linked(one: ArmEvidence, other: ArmEvidence) -> bool:
-    same_adapter = one.adapter is not None and one.adapter == other.adapter
-    return same_adapter or (one.uri is not None and one.uri == other.uri)
+def _root(part_of: list[int], number: int) -> int:
+    """Return the arm that stands for a part, shortening the way to it."""
+    while part_of[number] != number:
+        part_of[number] = part_of[part_of[number]]
+        number = part_of[number]
+    return number
 
 
 def _compare_output(arms: Sequence[ArmEvidence]) -> Finding:

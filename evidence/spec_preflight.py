@@ -198,7 +198,7 @@ def _restoration(spec: Mapping[str, Any]) -> Iterator[str]:
     groups = as_list(as_mapping(spec.get("restoration_preflight")).get("groups"))
     if not groups and needed.status == "required":
         yield f"restoration_preflight.groups: expected a group ({needed.reasons[0]})."
-    known = _names(as_list(spec.get("arms")), "name")
+    known = set(_names(as_list(spec.get("arms")), "name"))
     planned: list[str | None] = []
     for number, group in enumerate(groups):
         path = f"restoration_preflight.groups[{number}].arms"

@@ -286,3 +286,11 @@ def test_the_gate_has_a_gates_status():
     assert (missing.status, missing.checks[0].status) == ("unverified", "unverified")
     assert validate(None).to_gate().status == "failed"
     json.dumps(missing.to_record())
+
+
+def test_the_number_of_comparisons_is_bounded(put):
+    one = GOOD["comparisons"][0]
+    assert validate(put(GOOD, ("comparisons",), [one] * 200)).status == "valid"
+    many = validate(put(GOOD, ("comparisons",), [one] * 201))
+    assert many.issues == ("comparisons: expected at most 200; the others are not judged.",)
+    assert len(many.comparisons) == 200

@@ -1,6 +1,7 @@
 """No record, however malformed, makes a validator raise; what it answers is always JSON."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -281,3 +282,48 @@ def test_no_output_makes_the_output_checks_raise(data):
 def test_no_spec_makes_the_spec_preflight_raise(data):
     spec = data.draw(one_of(SPECS).flatmap(lambda document: mutated(document, 8)))
     written(spec_preflight.validate(spec).to_record())
+
+
+def test_long_lists_are_judged_in_linear_time():
+    """Five thousand entries in every list take a second or two on a quiet machine."""
+    many = range(5_000)
+    names = [f"n{n}" for n in many]
+    spec = {
+        **SPECS[1],
+        "correctness_preflight": {
+            "required": True,
+            "paths": [{"id": n, "kind": "loss"} for n in names],
+        },
+        "restoration_preflight": {
+            "applicable": True,
+            "groups": [{"arms": [{"name": n} for n in names]}],
+        },
+        "arms": [{"name": n} for n in names],
+    }
+    deviation = OUTPUT["deviations"][0]
+    scores = [{"arm": n, "metric": "m", "value": 1, "evaluator_id": "e", "seed": 0} for n in names]
+    record = {
+        **OUTPUT,
+        "correctness_preflight": {"paths": [{"id": n} for n in names]},
+        "initialization_provenance": {
+            "version": 1,
+            "arms": [{"arm": n, "initialization": {"adapter_sha256": "a" * 64}} for n in names],
+        },
+        "deviations": [{**deviation, "effective": n} for n in names],
+        "updates": [
+            {"status": "running", "deviations": [{**deviation, "effective": n} for n in names]}
+        ]
+        * 2,
+        "completed_arms": names,
+        "evaluation": {
+            "version": 1,
+            "evaluators": {"e": {}},
+            "scores": scores,
+            "comparisons": [{"metric": "m", "arms": names}],
+        },
+    }
+    start = time.process_time()
+    audit(spec, record)
+    output.validate(record, spec=spec, previous=record)
+    spec_preflight.validate(spec)
+    assert time.process_time() - start < 30
