@@ -4,8 +4,8 @@ Shape legend: T targets of one sequence (its tokens without the first), S tokens
 sequence.
 """
 
-from collections.abc import Sequence
-from typing import Literal, NamedTuple, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -99,6 +99,17 @@ def align_teacher_logprobs(
     return AlignedTeacher(values_T, scored, unanswered, beyond)
 
 
+def require_clip(clip_nats: float | None) -> None:
+    """Refuse a clip that would reverse or silence the signal.
+
+    Raises:
+        LossConfigError: names the value.
+    """
+    if clip_nats is not None and not clip_nats > 0.0:
+        message = f"clip_nats: {clip_nats}; expected a number > 0 or null"
+        raise LossConfigError(message)
+
+
 def token_advantages(
     aligned: AlignedTeacher,
     sampling_logprobs_T: Tensor,
@@ -125,9 +136,7 @@ def token_advantages(
         LossInputError: if shapes differ or a trained token's sampling value is not finite.
         LossConfigError: if ``clip_nats`` is not positive or ``missing`` is unknown.
     """
-    if clip_nats is not None and not clip_nats > 0.0:
-        message = f"clip_nats: {clip_nats}; expected a number > 0 or null"
-        raise LossConfigError(message)
+    require_clip(clip_nats)
     if missing not in ("no_signal", "zero_nats"):
         message = f"missing: {missing!r}; expected one of ['no_signal', 'zero_nats']"
         raise LossConfigError(message)
@@ -192,3 +201,91 @@ def hybrid_advantages(grpo_T: Tensor, sdpo_T: Tensor, *, weight_grpo: float) -> 
         raise LossConfigError(message)
     require_shape("sdpo_T", sdpo_T, tuple(grpo_T.shape))
     return weight_grpo * grpo_T + (1.0 - weight_grpo) * sdpo_T
+
+
+SDPO_KINDS = ("sdpo_token", "sdpo_sequence", "sdpo_hybrid")
+
+
+def registered_sdpo_advantages(
+    config: Mapping[str, Any],
+    aligned: AlignedTeacher,
+    sampling_logprobs_T: Tensor,
+    loss_mask_T: Tensor,
+    *,
+    group_advantage: float | None = None,
+) -> TokenAdvantages:
+    """Return the advantages of one trajectory as the execution file registers them.
+
+    ``sdpo_token`` clips teacher - sampling token by token. ``sdpo_sequence`` averages the unclipped
+    differences of the trajectory and clips the average. ``sdpo_hybrid`` mixes ``sdpo_token`` with
+    the trajectory's group advantage; ``grpo_weight`` is the group advantage's share. A token without
+    a teacher value has no signal.
+
+    Args:
+        config: the ``advantage`` block: ``kind``, ``clip`` (null for none), ``grpo_weight``.
+        aligned: the teacher at the targets' positions.
+        sampling_logprobs_T: [T] nats.
+        loss_mask_T: [T] bool.
+        group_advantage: reward minus the group's mean, for ``sdpo_hybrid``.
+
+    Returns:
+        [T] float64 advantages, exactly 0 off the mask, and counts over the trained tokens.
+
+    Raises:
+        LossConfigError: names the field, its value and what is allowed.
+        LossInputError: if shapes differ, a number is not finite or the group advantage is missing.
+    """
+    kind = config.get("kind")
+    if kind not in SDPO_KINDS:
+        message = f"advantage.kind: {kind!r}; expected one of {list(SDPO_KINDS)}"
+        raise LossConfigError(message)
+    if "clip" not in config:
+        message = "advantage.clip: missing; expected a number of nats > 0 or null"
+        raise LossConfigError(message)
+    clip = config["clip"]
+    require_clip(clip)
+    per_token = token_advantages(
+        aligned,
+        sampling_logprobs_T,
+        loss_mask_T,
+        clip_nats=None if kind == "sdpo_sequence" else clip,
+        missing="no_signal",
+    )
+    if kind == "sdpo_sequence":
+        return averaged(per_token, loss_mask_T, clip_nats=clip)
+    if kind == "sdpo_hybrid":
+        weight = float(config.get("grpo_weight", float("nan")))
+        return mixed(per_token, loss_mask_T, group_advantage=group_advantage, weight_grpo=weight)
+    return per_token
+
+
+def averaged(
+    per_token: TokenAdvantages, loss_mask_T: Tensor, *, clip_nats: float | None
+) -> TokenAdvantages:
+    """Average unclipped token advantages over a trajectory and clip the average."""
+    mean_T = sequence_advantages(per_token.advantages_T, loss_mask_T)
+    bounded_T = mean_T if clip_nats is None else mean_T.clamp(min=-clip_nats, max=clip_nats)
+    clipped = int((bounded_T != mean_T).sum())
+    return TokenAdvantages(bounded_T, per_token.missing_tokens, clipped)
+
+
+def mixed(
+    per_token: TokenAdvantages,
+    loss_mask_T: Tensor,
+    *,
+    group_advantage: float | None,
+    weight_grpo: float,
+) -> TokenAdvantages:
+    """Mix token advantages with the trajectory's group advantage on its trained tokens.
+
+    Raises:
+        LossInputError: if there is no group advantage.
+        LossConfigError: if the weight is outside [0, 1].
+    """
+    if group_advantage is None:
+        message = "group_advantage: None; expected a number, needed by 'sdpo_hybrid'"
+        raise LossInputError(message)
+    zeros_T = torch.zeros_like(per_token.advantages_T)
+    group_T = torch.where(loss_mask_T, torch.full_like(zeros_T, group_advantage), zeros_T)
+    mixed_T = hybrid_advantages(group_T, per_token.advantages_T, weight_grpo=weight_grpo)
+    return per_token._replace(advantages_T=mixed_T)

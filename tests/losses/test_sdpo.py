@@ -12,6 +12,7 @@ from losses.objective import batch_loss
 from losses.sdpo_advantage import (
     align_teacher_logprobs,
     hybrid_advantages,
+    registered_sdpo_advantages,
     sequence_advantages,
     token_advantages,
 )
@@ -325,6 +326,59 @@ def test_hybrid_weight_is_the_share_of_grpo():
     assert hybrid_advantages(tensor(1.0), tensor(-2.0), weight_grpo=0.0).tolist() == [-2.0]
     with pytest.raises(LossConfigError, match=r"weight_grpo: 1.1"):
         hybrid_advantages(tensor(1.0), tensor(-2.0), weight_grpo=1.1)
+
+
+def registered(config, **over):
+    return registered_sdpo_advantages(config, aligned(), SAMPLING, MASK, **over)
+
+
+def test_registered_token_sequence_and_hybrid_by_hand():
+    """Differences 0.5, -0.5, -1.5, -2.5.
+
+    Token, clip 2: the last is -2. Sequence, clip 0.75: the mean -1 becomes -0.75 on all four.
+    Hybrid, lambda 0.9, group advantage 1: 0.9 + 0.1 * each clipped difference.
+    """
+    token = registered({"kind": "sdpo_token", "clip": 2.0})
+    sequence = registered({"kind": "sdpo_sequence", "clip": 0.75})
+    hybrid = registered(
+        {"kind": "sdpo_hybrid", "clip": 2.0, "grpo_weight": 0.9}, group_advantage=1.0
+    )
+
+    assert token.advantages_T[MASK].tolist() == [0.5, -0.5, -1.5, -2.0]
+    assert sequence.advantages_T[MASK].tolist() == [-0.75] * 4
+    assert sequence.clipped_tokens == 4
+    assert hybrid.advantages_T[MASK].tolist() == pytest.approx([0.95, 0.85, 0.75, 0.7])
+    for result in (token, sequence, hybrid):
+        assert result.advantages_T[~MASK].tolist() == [0.0] * 4
+
+
+def test_registered_sequence_without_clip_is_the_mean():
+    """null: -1 stays."""
+    result = registered({"kind": "sdpo_sequence", "clip": None})
+
+    assert result.advantages_T[MASK].tolist() == [-1.0] * 4
+    assert result.clipped_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "error", "message"),
+    [
+        ({"kind": "sdpo"}, LossConfigError, "advantage.kind: 'sdpo'; expected one of"),
+        ({"kind": "sdpo_token"}, LossConfigError, "advantage.clip: missing"),
+        ({"kind": "sdpo_sequence", "clip": -1.0}, LossConfigError, "clip_nats: -1.0"),
+        ({"kind": "sdpo_hybrid", "clip": 5.0}, LossInputError, "group_advantage: None"),
+    ],
+)
+def test_registered_advantage_must_be_complete(config, error, message):
+    """Field, value and expectation."""
+    with pytest.raises(error, match=message):
+        registered(config)
+
+
+def test_registered_hybrid_needs_its_weight():
+    """There is no default share."""
+    with pytest.raises(LossConfigError, match="weight_grpo: nan"):
+        registered({"kind": "sdpo_hybrid", "clip": 5.0}, group_advantage=1.0)
 
 
 def rule(**over) -> SiblingRule:
