@@ -19,6 +19,7 @@ from evidence.canonical import canonical_bytes, sha256_hex
 from evidence.errors import ConflictError, InputError
 from evidence.manifest import CRATE, KINDS, MANIFEST, RULE, STATEMENT, Candidate, Fitted, fit
 from evidence.run import Run
+from evidence.run_files import RunFiles
 from evidence.secret_scan import scan_bytes
 from evidence.step_metrics import step_metrics
 from evidence.tables import UPDATES, TableSchema, table_schema
@@ -51,7 +52,7 @@ class Bundle:
 
 
 def build_bundle(run: Run, *, environment: Mapping[str, str] | None = None) -> Bundle:
-    """Seal the bundle of a run that has posted a result.
+    """Seal the bundle of a run that has posted its final result.
 
     Args:
         run: the run directory; the bundle becomes its folder ``bundle`` (or ``bundle-2``, ... if
@@ -62,11 +63,13 @@ def build_bundle(run: Run, *, environment: Mapping[str, str] | None = None) -> B
         The bundle; the same one again if nothing has changed.
 
     Raises:
-        InputError: if the run has no result, or a file holds a secret: nothing is written then,
+        InputError: if the run has no final result, or a file holds a secret: nothing is written then,
             and the message names file and line, never the secret.
     """
-    if run.result() is None:
-        raise InputError("result.json", None, "a run that has posted a result", where=run.path)
+    status = (run.result() or {}).get("status")
+    if status not in ("succeeded", "failed"):
+        expected = "a run that has posted its final result"
+        raise InputError("result.json status", status, expected, where=run.path)
     files = _sealed(run, fit(_collect(run)))
     _refuse_secrets(files, environment, where=run.path)
     folder = _write(run, files)
@@ -79,7 +82,7 @@ def build_bundle(run: Run, *, environment: Mapping[str, str] | None = None) -> B
     )
 
 
-def bundle_folders(run: Run) -> list[str]:
+def bundle_folders(run: RunFiles) -> list[str]:
     """Return the folders of the sealed bundles of a run, oldest first."""
     sealed = []
     for number in range(1, _MAX_BUNDLES):

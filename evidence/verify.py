@@ -37,7 +37,7 @@ _ARCHIVES: Mapping[bytes, str] = {
     b"PAR1": "parquet",
 }
 _TAR_MARK = slice(257, 262)
-_NEVER_CHECKED = (
+NEVER_CHECKED = (
     "whether the remote service computed what it reported: remote execution is not attested",
     "who made this bundle: it is not signed",
     "checkpoints: they are references and were not fetched",
@@ -158,7 +158,7 @@ class _Check:
             verdict=as_mapping(posted).get("verdict"),
             problems=tuple(dict.fromkeys(self.problems)),
             checked=tuple(self.checked),
-            unchecked=(*self.unchecked, *_NEVER_CHECKED),
+            unchecked=(*self.unchecked, *NEVER_CHECKED),
             recomputed=self.recomputed,
         )
 

@@ -291,6 +291,25 @@ def make_finished_run(tmp_path):
 
 
 @pytest.fixture
+def stopped_run(tmp_path):
+    """A run that a gate stopped before anything was trained."""
+    run = Run.create(
+        str(tmp_path), run_id="stopped", spec=spec(), execution=execution(), clock=Ticking()
+    )
+    run.append("started", attempt=1)
+    result = StructuredResult(run)
+    result.start("Started.")
+    run.write_gate(GateResult("correctness", "failed", reasons=("baseline_loss is too far off",)))
+    result.finish(
+        status="failed",
+        verdict="inconclusive",
+        outcome_reason="incomplete_execution",
+        summary="Stopped before training by the gate correctness (failed).",
+    )
+    return run
+
+
+@pytest.fixture
 def finished_run(make_finished_run):
     return make_finished_run()
 

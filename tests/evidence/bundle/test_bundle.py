@@ -8,6 +8,8 @@ import pytest
 from evidence.bundle import build_bundle, bundle_folders
 from evidence.canonical import sha256_hex
 from evidence.errors import InputError
+from evidence.result import StructuredResult
+from evidence.run import Run
 from evidence.verify import verify_bundle
 
 
@@ -143,12 +145,13 @@ def test_environment_value_in_an_exception_is_refused(finished_run):
         build_bundle(finished_run, environment={"SERVICE_PASSWORD": "hunter2-hunter2"})
 
 
-def test_run_without_a_result_has_no_bundle(tmp_path):
-    from evidence.run import Run  # noqa: PLC0415 - only here
-
+def test_run_without_a_final_result_has_no_bundle(tmp_path):
     run = Run.create(str(tmp_path), run_id="r", spec={})
+    with pytest.raises(InputError, match="a run that has posted its final result"):
+        build_bundle(run)
 
-    with pytest.raises(InputError, match="a run that has posted a result"):
+    StructuredResult(run).start("Started.")
+    with pytest.raises(InputError, match="its final result, found 'running'"):
         build_bundle(run)
 
 
