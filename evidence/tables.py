@@ -27,7 +27,7 @@ TableKind = Literal["content", "journal"]
 PROBABILITY_BINS = 6
 """Bins of the sampling probability: 0, 0.01, 0.1, 0.5, 0.9, 0.99, 1; lower edges inclusive."""
 
-PHASES = ("probe", "preflight", "pilot", "train", "eval")
+PHASES = ("probe", "preflight", "pilot", "train", "eval", "diagnostic")
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +204,7 @@ TOKENS = TableSchema(
 
 UPDATES = TableSchema(
     name="updates",
-    version=1,
+    version=2,
     kind="content",
     partition=_UPDATE_FILE,
     key=_UPDATE_FILE,
@@ -282,6 +282,9 @@ UPDATES = TableSchema(
             )
         ),
         _measured("gradient_norm", "Norm that the service reported."),
+        _string(
+            "logprob_dtype", "Type in which the log-probabilities came from the client.", nullable=True
+        ),
         _string("info_json", "Further metrics of the step as one JSON object.", nullable=True),
     ),
 )
@@ -309,6 +312,32 @@ UPDATE_TOKENS = TableSchema(
         ),
         _flag("keep", "Whether the loss kept the token's gradient."),
         _flag("removed", "Whether a gradient that was not 0 was removed."),
+    ),
+)
+
+SENTINELS = TableSchema(
+    name="sentinels",
+    version=1,
+    kind="content",
+    partition=("arm", "phase", "updates_done"),
+    key=("arm", "phase", "updates_done", "group", "sample", "position"),
+    doc="One fixed token of the trained batch, scored again after some updates of a diagnostic.",
+    columns=(
+        _ARM,
+        _PHASE,
+        _integer("updates_done", "Optimizer steps done by the weights that scored it."),
+        _GROUP,
+        _SAMPLE,
+        _POSITION,
+        _integer("token_id", "Id of the token."),
+        _number32("trainer_logprob", "As the trainer computes it, nats.", nonfinite=True),
+        _number32("sampling_logprob", _SAMPLING_LOGPROB_DOC, nonfinite=True),
+        _number32(
+            "rescored_logprob",
+            "As the sampler that sampled it scores it again, nats; before the first update alone.",
+            nullable=True,
+            nonfinite=True,
+        ),
     ),
 )
 
@@ -482,6 +511,7 @@ TABLES: Mapping[str, TableSchema] = MappingProxyType(
             TOKENS,
             UPDATES,
             UPDATE_TOKENS,
+            SENTINELS,
             EVALUATIONS,
             OBSERVATIONS,
             DECISION,
