@@ -58,7 +58,11 @@ def test_any_decision_rule_requires_a_decision(rule):
 @pytest.mark.parametrize("rule", [None, {}])
 def test_no_decision_rule_needs_no_decision(rule):
     spec = {"experiment_features": FALSE, "decision_rule": rule}
-    assert check_applicability(spec, "decision_rule").status == "not_applicable"
+    found = check_applicability(spec, "decision_rule")
+    assert found.status == "not_applicable"
+    assert found.reasons == (
+        "spec.decision_rule does not ask for it and no feature it covers is true",
+    )
 
 
 @pytest.mark.parametrize("value", [None, "false", 0, [], "no"])

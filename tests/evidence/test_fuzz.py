@@ -1,6 +1,7 @@
 """No record, however malformed, makes a validator raise; what it answers is always JSON."""
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -156,8 +157,8 @@ def written(record):
     return json.loads(json.dumps(record, allow_nan=False))
 
 
-fuzz = settings(
-    max_examples=150,
+fuzz = settings(  # GATED_RL_FUZZ=2000 looks longer
+    max_examples=int(os.environ.get("GATED_RL_FUZZ", "60")),
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
