@@ -82,17 +82,31 @@ class Adapter:
                 bound = 1.0 / math.sqrt(value.shape[1])
                 value.uniform_(-bound, bound, generator=generator)
 
+    @property
+    def unembed_modules(self) -> tuple[str, ...]:
+        """The unembedding's module name, or none if it is not adapted."""
+        return (UNEMBED,) if f"{UNEMBED}.A" in self.parameters else ()
+
     def modules(self, layer: int, field: str) -> tuple[str, ...]:
         """Return the names of the adapted modules in a field of `LayerWeights`, or none."""
         names = tuple(f"layers.{layer}.{part}" for part in FUSED[field])
         return names if f"{names[0]}.A" in self.parameters else ()
 
-    def delta(self, module: str) -> Tensor | None:
-        """Return ``alpha / rank * B @ A`` of a module, [out, in], or None if not adapted."""
-        if f"{module}.A" not in self.parameters:
-            return None
-        scaled = self.parameters[f"{module}.B"] * self.config.scale
-        return scaled @ self.parameters[f"{module}.A"]
+    def merge(self, weight_OI: Tensor, modules: tuple[str, ...]) -> Tensor:
+        """Return a matrix with ``alpha / rank * B @ A`` of each module added to its rows.
+
+        Args:
+            weight_OI: float32, the modules' rows one below the other; left as it is.
+            modules: adapted modules, in order.
+        """
+        merged = torch.empty_like(weight_OI)
+        start = 0
+        for name in modules:
+            a, b = self.parameters[f"{name}.A"], self.parameters[f"{name}.B"]
+            rows = slice(start, start + len(b))
+            torch.addmm(weight_OI[rows], b, a, alpha=self.config.scale, out=merged[rows])
+            start += len(b)
+        return merged
 
     def empty_gradient(self) -> tuple[Tensor, dict[str, Tensor]]:
         """Return a zero vector laid out like the parameters, and its named views."""

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deploy.local_service import kernels
-from deploy.local_service.adapter import UNEMBED, Adapter
-from deploy.local_service.base_model import Matrix
+from deploy.local_service.adapter import Adapter
+from deploy.local_service.matrices import Matrix
 
 
 class AdapterGradient:
@@ -27,25 +26,39 @@ class AdapterGradient:
         )
         return product
 
-    def add(self, modules: tuple[str, ...], inputs_NI: Tensor, grads_NO: Tensor) -> None:
-        """Add the share of some rows through modules whose outputs lie side by side.
+    def multiply_back(
+        self, matrix: Matrix, modules: tuple[str, ...], inputs_NI: Tensor, grads_NO: Tensor
+    ) -> Tensor:
+        """Return the gradient of rows from that of their products, and add the adapter's share.
 
-        With z = A x, the gradient of B is ``scale * grad^T z`` and of A ``scale * (grad B)^T x``.
+        With W' = W + scale B A the rows' gradient is ``grad W'``; that of B is
+        ``scale grad^T (x A^T)`` and that of A ``scale (grad B)^T x``.
+
+        Args:
+            matrix: holds the frozen W [out, in].
+            modules: adapted modules, whose outputs lie side by side in the products.
+            inputs_NI: the rows x.
+            grads_NO: gradient of the products.
         """
+        back = grads_NO @ matrix.weight
+        if not modules:
+            return back
         scale = self._adapter.config.scale
-        inputs, grads = inputs_NI.float(), grads_NO.float()
+        back, inputs, grads = back.float(), inputs_NI.float(), grads_NO.float()
         start = 0
         for name in modules:
             a, b = self._adapter.parameters[f"{name}.A"], self._adapter.parameters[f"{name}.B"]
             part = grads[:, start : start + len(b)]
             start += len(b)
+            low = part @ b
             self._views[f"{name}.B"].addmm_(part.t(), inputs @ a.t(), alpha=scale)
-            self._views[f"{name}.A"].addmm_((part @ b).t(), inputs, alpha=scale)
+            self._views[f"{name}.A"].addmm_(low.t(), inputs, alpha=scale)
+            back.addmm_(low, a, alpha=scale)
+        return back.to(grads_NO.dtype)
 
-    @property
-    def unembed_adapted(self) -> bool:
-        """Whether the unembedding has an adapter."""
-        return f"{UNEMBED}.A" in self._views
+    def multiply_head_back(self, head: Matrix, hidden_NH: Tensor, grads_NV: Tensor) -> Tensor:
+        """Return the gradient of hidden rows from that of their logits; see `multiply_back`."""
+        return self.multiply_back(head, self._adapter.unembed_modules, hidden_NH, grads_NV)
 
     def complete(self) -> None:
         """Add the sum to the adapter's gradient."""
@@ -61,17 +74,11 @@ class _AdaptedProduct(torch.autograd.Function):
         ctx: Any, rows: Tensor, matrix: Matrix, gradient: AdapterGradient, modules: tuple[str, ...]
     ) -> Tensor:
         ctx.matrix, ctx.gradient, ctx.modules = matrix, gradient, modules
-        if modules:
-            ctx.save_for_backward(rows)
-        return kernels.multiply(rows, matrix)
+        ctx.save_for_backward(rows if modules else rows.new_empty(0))
+        return matrix.multiply(rows)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        (grad,) = grads
-        matrix: Matrix = ctx.matrix
-        if ctx.modules:
-            ctx.gradient.add(ctx.modules, ctx.saved_tensors[0], grad)
-        back = grad @ matrix.weight
-        if matrix.down is not None and matrix.up is not None:
-            back = back + (grad @ matrix.up) @ matrix.down
+        (inputs,) = ctx.saved_tensors
+        back: Tensor = ctx.gradient.multiply_back(ctx.matrix, ctx.modules, inputs, grads[0])
         return back, None, None, None

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from deploy.local_service.matrices import Matrix
 from deploy.local_service.model_files import read_model_files
 from evidence.errors import InputError
 
@@ -49,18 +50,6 @@ class ModelShape:
     def heads_per_kv(self) -> int:
         """Query heads that share one key/value head."""
         return self.heads // self.kv_heads
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Matrix:
-    """A matrix to multiply rows with: ``weight``, or ``weight + up @ down`` kept apart."""
-
-    weight: Tensor
-    """[out, in] in the compute dtype."""
-    down: Tensor | None = None
-    """[rank, in]."""
-    up: Tensor | None = None
-    """[out, rank]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,7 +90,7 @@ class BaseModel:
         self.embedding = weights["model.embed_tokens.weight"].float()
         self.layers = tuple(_layer(weights, n, dtype=dtype) for n in range(self.shape.layers))
         self.final_norm = weights["model.norm.weight"].float()
-        self.head = weights.get("lm_head.weight", self.embedding).float()
+        self.head = Matrix(weights.get("lm_head.weight", self.embedding).float())
         self.rotary = _rotary_table(self.shape)
 
     @classmethod

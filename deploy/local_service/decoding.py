@@ -263,7 +263,7 @@ class DecodeBatch:
         positions[:count] = torch.tensor([row.length - 1 for row in self._live])
         attend = DecodeAttention(self._slots, positions)
         hidden = hidden_rows(self._weights, tokens, positions, attend=attend)
-        logits = kernels.linear(hidden, self._weights.head)[:count]
+        logits = self._weights.head.multiply(hidden)[:count]
         self._choose(self._live, logits)
 
     def _choose(self, rows: Sequence[_Row], logits_NV: Tensor) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from deploy.local_service import kernels
 from deploy.local_service.kernels import ROW_QUANTUM, padded
+from deploy.local_service.matrices import Matrix
 
 HEAD_ROWS = 128
 """Rows unembedded at once: 25 MB of logits for a vocabulary of 49 thousand."""
@@ -32,7 +33,7 @@ class Pairs:
         return cls(keys // width, keys % width, inverse)
 
 
-def unembed(head_VH: Tensor, hidden_NH: Tensor, rows_U: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+def unembed(head_VH: Matrix, hidden_NH: Tensor, rows_U: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield (rows [C], logits [C, V]) for chunks of some hidden rows.
 
     Args:
@@ -45,11 +46,11 @@ def unembed(head_VH: Tensor, hidden_NH: Tensor, rows_U: Tensor) -> Iterator[tupl
             return
         filled = part.new_zeros(padded(len(part), ROW_QUANTUM))
         filled[: len(part)] = part
-        logits = kernels.linear(hidden_NH.index_select(0, filled), head_VH)
+        logits = head_VH.multiply(hidden_NH.index_select(0, filled))
         yield part, logits[: len(part)]
 
 
-def pair_logprobs(head_VH: Tensor, hidden_NH: Tensor, pairs: Pairs) -> Tensor:
+def pair_logprobs(head_VH: Matrix, hidden_NH: Tensor, pairs: Pairs) -> Tensor:
     """Return the log-probability of each distinct pair, [P] float32."""
     out = torch.empty(len(pairs.rows_P))
     for rows, logits in unembed(head_VH, hidden_NH, torch.unique(pairs.rows_P)):

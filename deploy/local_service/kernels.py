@@ -5,7 +5,7 @@ holds because every operation here treats rows apart from each other, and becaus
 routines that would choose another order of summation for other sizes are called in sizes where
 they do not (`checks.check_rows` measures it on the machine at hand):
 
-* matrix products over tokens have a multiple of `ROW_QUANTUM` rows;
+* matrix products over tokens (`matrices`) have a multiple of `ROW_QUANTUM` rows;
 * attention has a multiple of `KEY_QUANTUM` keys, the surplus masked, and sums the values in pages
   of `KEY_PAGE` keys, one page after the other;
 * attention has at least `ROW_QUANTUM` / 2 rows of queries per key/value head.
@@ -20,8 +20,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from deploy.local_service.base_model import Matrix
-
 ROW_QUANTUM = 8
 KEY_QUANTUM = 64
 KEY_PAGE = 256
@@ -34,19 +32,6 @@ VOCABULARY_BLOCK = 256
 def padded(count: int, quantum: int) -> int:
     """Return the smallest positive multiple of a quantum that is not below a count."""
     return max(1, -(-count // quantum)) * quantum
-
-
-def linear(rows_NI: Tensor, weight_OI: Tensor) -> Tensor:
-    """Return ``rows @ weight.T``, [N, O]; N is a multiple of `ROW_QUANTUM`."""
-    return F.linear(rows_NI, weight_OI)
-
-
-def multiply(rows_NI: Tensor, matrix: Matrix) -> Tensor:
-    """Return the rows times a matrix, [N, O]; N is a multiple of `ROW_QUANTUM`."""
-    product = linear(rows_NI, matrix.weight)
-    if matrix.down is None or matrix.up is None:
-        return product
-    return product + linear(linear(rows_NI, matrix.down), matrix.up)
 
 
 def rms_norm(rows_NH: Tensor, weight_H: Tensor, eps: float, dtype: torch.dtype) -> Tensor:

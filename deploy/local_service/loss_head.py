@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from deploy.local_service import kernels
-from deploy.local_service.adapter import UNEMBED
 from deploy.local_service.adapter_gradient import AdapterGradient
 from deploy.local_service.builtin_losses import LossFunction
 from deploy.local_service.head import Pairs, pairs_of, unembed
+from deploy.local_service.matrices import Matrix
 from evidence.errors import InputError
 
 
@@ -65,7 +65,7 @@ class LossHead:
 
     def __init__(
         self,
-        head_VH: Tensor,
+        head_VH: Matrix,
         *,
         loss: LossFunction,
         config: Mapping[str, float],
@@ -115,7 +115,12 @@ class LossHead:
                 share.index_add_(0, inverse[chunk] - span.start, value.derivative)
                 softmax = _Softmax(values, sums, width=logits.shape[1])
                 anything |= self._add_gradient(
-                    hidden_NH, hidden_gradient, rows, softmax, (local, tokens, share)
+                    self._gradient,
+                    hidden_NH,
+                    hidden_gradient,
+                    rows,
+                    softmax,
+                    (local, tokens, share),
                 )
         _check_finite(losses)
         unsorted = torch.empty_like(logprobs)
@@ -126,6 +131,7 @@ class LossHead:
 
     def _add_gradient(
         self,
+        gradient: AdapterGradient,
         hidden_NH: Tensor,
         hidden_gradient: Tensor,
         rows_C: Tensor,
@@ -144,9 +150,10 @@ class LossHead:
         place = torch.cumsum(touched, 0) - 1
         mine = touched[local]
         logits_gradient.index_put_((place[local[mine]], tokens[mine]), share[mine], accumulate=True)
-        hidden_gradient[rows_C[chosen]] = logits_gradient @ self._head
-        if self._gradient is not None and self._gradient.unembed_adapted:
-            self._gradient.add((UNEMBED,), hidden_NH[rows_C[chosen]], logits_gradient)
+        rows = rows_C[chosen]
+        hidden_gradient[rows] = gradient.multiply_head_back(
+            self._head, hidden_NH[rows], logits_gradient
+        )
         return True
 
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from deploy.local_service.adapter import FUSED, UNEMBED, Adapter
-from deploy.local_service.base_model import BaseModel, LayerWeights, Matrix
+from deploy.local_service.adapter import FUSED, Adapter
+from deploy.local_service.base_model import BaseModel, LayerWeights
+from deploy.local_service.matrices import Matrix
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -17,7 +18,7 @@ class SamplerWeights:
 
     base: BaseModel
     layers: tuple[LayerWeights, ...]
-    head: Tensor
+    head: Matrix
     """Unembedding [vocab, hidden], float32."""
     sha256: str
     """Digest of base, dtype and adapter: equal digests compute equal bits."""
@@ -38,8 +39,7 @@ class SamplerWeights:
         layers = tuple(
             _adapted_layer(layer, adapter, number) for number, layer in enumerate(base.layers)
         )
-        change = adapter.delta(UNEMBED)
-        head = base.head if change is None else change.add_(base.head)
+        head = _adapted_matrix(base.head, adapter, adapter.unembed_modules)
         return cls(base=base, layers=layers, head=head, sha256=_key(base, adapter.sha256()))
 
 
@@ -60,9 +60,8 @@ def _adapted_matrix(matrix: Matrix, adapter: Adapter, modules: tuple[str, ...]) 
     if not modules:
         return matrix
     if weight.dtype == torch.float32:
-        changes = [change for name in modules if (change := adapter.delta(name)) is not None]
-        return Matrix(torch.cat(changes).add_(weight))
+        return Matrix(weight, merged=adapter.merge(weight, modules))
     down = torch.cat([adapter.parameters[f"{name}.A"] for name in modules])
     ups = [adapter.parameters[f"{name}.B"] * adapter.config.scale for name in modules]
     up: Tensor = torch.block_diag(*ups)  # type: ignore[no-untyped-call]
-    return Matrix(weight, down.to(weight.dtype), up.to(weight.dtype))
+    return Matrix(weight, down=down.to(weight.dtype), up=up.to(weight.dtype))

@@ -63,7 +63,7 @@ def generate(
     """
     batch = DecodeBatch(weights, cache=cache, max_rows=max_rows)
     added = list(requests)
-    with torch.inference_mode():
+    with torch.no_grad():
         batch.add(added)
         while True:
             more = list(admit())

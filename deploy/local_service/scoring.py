@@ -10,6 +10,7 @@ from torch import Tensor
 
 from deploy.local_service import kernels
 from deploy.local_service.head import Pairs, pair_logprobs, unembed
+from deploy.local_service.matrices import Matrix
 from deploy.local_service.packing import PackedSequence, pack, row_batches
 from deploy.local_service.sampler_weights import SamplerWeights
 from deploy.local_service.transformer import PackedAttention, hidden_rows
@@ -52,7 +53,7 @@ def score(weights: SamplerWeights, requests: Sequence[ScoreRequest]) -> list[Sco
     """
     sequences = [PackedSequence(request.tokens) for request in requests]
     found: dict[int, Scores] = {}
-    with torch.inference_mode():
+    with torch.no_grad():
         for groups in row_batches(sequences, max_rows=SCORE_ROWS):
             packing = pack(sequences, groups=groups, heads_per_kv=weights.base.shape.heads_per_kv)
             hidden = hidden_rows(
@@ -66,7 +67,7 @@ def score(weights: SamplerWeights, requests: Sequence[ScoreRequest]) -> list[Sco
 
 
 def score_hidden(
-    head_VH: Tensor, hidden_NH: Tensor, requests: Sequence[ScoreRequest], rows_S: Sequence[Tensor]
+    head_VH: Matrix, hidden_NH: Tensor, requests: Sequence[ScoreRequest], rows_S: Sequence[Tensor]
 ) -> list[Scores]:
     """Score requests whose hidden rows are there already.
 
@@ -119,7 +120,7 @@ def _spread(values: Tensor, targets: Tensor | None) -> Tensor | None:
 
 
 def _topk(
-    head_VH: Tensor, hidden_NH: Tensor, rows_T: Tensor, topk: int
+    head_VH: Matrix, hidden_NH: Tensor, rows_T: Tensor, topk: int
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return ids and log-probabilities of the most likely tokens after each row."""
     if topk == 0:

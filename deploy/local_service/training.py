@@ -74,6 +74,10 @@ class TrainableModel:
                 self._weights = SamplerWeights.adapted(self.base, self.adapter)
         return self._weights
 
+    def forget_weights(self) -> None:
+        """Give the memory of `weights` back; they are made anew when they are needed."""
+        self._weights = None
+
     def forward(
         self,
         data: Sequence[TrainingDatum],
@@ -172,7 +176,7 @@ class TrainableModel:
             metrics = self.optimizer.step(self.adapter.flat, self.adapter.gradient, config)
         finally:
             self.adapter.clear_gradient()
-        self._weights = None
+        self.forget_weights()
         return metrics | {"steps": float(self.optimizer.steps)}
 
     def discard_gradient(self) -> None:

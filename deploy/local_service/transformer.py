@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from deploy.local_service import kernels
-from deploy.local_service.base_model import LayerWeights, Matrix
+from deploy.local_service.base_model import LayerWeights
+from deploy.local_service.matrices import Matrix
 from deploy.local_service.packing import Packing
 from deploy.local_service.sampler_weights import SamplerWeights
 
@@ -35,7 +36,7 @@ class Attend(Protocol):
 def multiply_frozen(layer: int, field: str, rows: Tensor, matrix: Matrix) -> Tensor:
     """Multiply rows by a matrix that takes no gradient."""
     del layer, field
-    return kernels.multiply(rows, matrix)
+    return matrix.multiply(rows)
 
 
 def hidden_rows(
