@@ -47,6 +47,7 @@ def _update(ctx: RunContext, arm: str, update: int) -> PilotUpdate:
     return PilotUpdate(
         step=step,
         position=position,
+        epoch=position // ctx.execution.rollout.minibatches,
         tokens=TokenArrays(
             target_logprobs_N=column("target_logprob"),
             sampling_logprobs_N=column("sampling_logprob"),

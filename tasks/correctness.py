@@ -7,6 +7,7 @@ own built-in loss and the reference; then the treatment's loss against the refer
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -63,27 +64,55 @@ async def check_correctness(ctx: RunContext) -> GateAnswer:
 
 async def _measure(ctx: RunContext) -> dict[str, Any]:
     """Every comparison of baseline and treatment, with the inputs they were made on."""
-    baseline, treatment = _arm(ctx, "baseline"), _arm(ctx, "treatment")
+    baseline, treatment = loss_of(_arm(ctx, "baseline")), loss_of(_arm(ctx, "treatment"))
+
+    async def served() -> Served:
+        return await _through_the_service(ctx, baseline, treatment)
+
+    found = await ctx.service.retrying("correctness, custom path", served, from_scratch=True)
+
+    async def builtin() -> list[Comparison]:
+        return await _against_builtin(ctx, baseline, found)
+
+    stock = await ctx.service.retrying("correctness, built-in loss", builtin, from_scratch=True)
+    comparisons = {"baseline": [*found.baseline, *stock], "reference": found.reference}
+    return {
+        "inputs": [_input_record(sequence) for sequence in found.batch],
+        "forced_inputs": forced_inputs().to_record(),
+        "losses": {"baseline": baseline, "reference": treatment},
+        "comparisons": {
+            name: [comparison.to_record() for comparison in listed]
+            for name, listed in comparisons.items()
+        },
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What was measured on one client: its scores before anything, the inputs, the comparisons."""
+
+    before: list[NDArray[np.float32]]
+    batch: list[TrainedSequence]
+    baseline: list[Comparison]
+    reference: list[Comparison]
+
+
+async def _through_the_service(
+    ctx: RunContext, baseline: Mapping[str, Any], treatment: Mapping[str, Any]
+) -> Served:
+    """Both losses through the custom path of one fresh client."""
     trainer = await ctx.service.create_trainer(_plain(ctx.lora), label="correctness")
     try:
         before = await trainer.forward([datum_of(sequence) for sequence in fixed_batch(ctx)])
         batch = stale(fixed_batch(ctx), before)
-        found = {
-            "baseline": await _through_the_service(ctx, trainer, loss_of(baseline), batch),
-            "reference": await _through_the_service(ctx, trainer, loss_of(treatment), batch),
-        }
+        return Served(
+            before=before,
+            batch=batch,
+            baseline=await _one_loss(ctx, trainer, baseline, batch),
+            reference=await _one_loss(ctx, trainer, treatment, batch),
+        )
     finally:
         await trainer.close()
-    found["baseline"] += await _against_builtin(ctx, loss_of(baseline), batch, before)
-    return {
-        "inputs": [_input_record(sequence) for sequence in batch],
-        "forced_inputs": forced_inputs().to_record(),
-        "losses": {"baseline": loss_of(baseline), "reference": loss_of(treatment)},
-        "comparisons": {
-            name: [comparison.to_record() for comparison in comparisons]
-            for name, comparisons in found.items()
-        },
-    }
 
 
 def _arm(ctx: RunContext, role: str) -> ArmPlan:
@@ -104,7 +133,7 @@ def _plain(lora: LoraSettings) -> LoraSettings:
     )
 
 
-async def _through_the_service(
+async def _one_loss(
     ctx: RunContext, trainer: Trainer, loss: Mapping[str, Any], batch: Sequence[TrainedSequence]
 ) -> list[Comparison]:
     """One loss on real log-probabilities through the SDK, and on made-up ones without it."""
@@ -129,17 +158,14 @@ async def _through_the_service(
 
 
 async def _against_builtin(
-    ctx: RunContext,
-    loss: Mapping[str, Any],
-    batch: Sequence[TrainedSequence],
-    before: Sequence[NDArray[np.float32]],
+    ctx: RunContext, loss: Mapping[str, Any], found: Served
 ) -> list[Comparison]:
     """The baseline's loss against the built-in one, each on a client of its own, one step each."""
     stock = builtin_loss(loss)
     if stock is None:
         ctx.run.append("builtin_not_compared", reason=f"no built-in loss computes {loss}")
         return []
-    name, config = stock
+    (name, config), batch = stock, found.batch
     ours = await ctx.service.create_trainer(_plain(ctx.lora), label="correctness-custom")
     theirs = await ctx.service.create_trainer(_plain(ctx.lora), label="correctness-builtin")
     try:
@@ -158,12 +184,12 @@ async def _against_builtin(
     finally:
         await ours.close()
         await theirs.close()
-    found = against_builtin_value(probe, metrics)
+    compared = against_builtin_value(probe, metrics)
     if all(map(np.array_equal, moved_stock, again)):
-        found.append(against_builtin_step(before, moved, moved_stock))
+        compared.append(against_builtin_step(found.before, moved, moved_stock))
     else:
         ctx.run.append("builtin_not_compared", reason="the service does not repeat its own scores")
-    return found
+    return compared
 
 
 def _report(

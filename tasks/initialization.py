@@ -30,7 +30,7 @@ async def ensure_initialization(ctx: RunContext) -> str:
         finally:
             await trainer.close()
 
-    uri = await ctx.service.retrying("initialization checkpoint", make)
+    uri = await ctx.service.retrying("initialization checkpoint", make, from_scratch=True)
     report = await ctx.service.reachability.checkpoint(uri)
     ctx.run.append("initialization", uri=uri, report=report)
     return uri

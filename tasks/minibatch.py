@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -32,6 +32,10 @@ class MinibatchLoss:
     custom: CustomLoss
     logprobs: list[NDArray[np.float32]] = field(default_factory=list)
     """What the service returned for each datum, before the step, nats."""
+    logprob_dtype: str | None = None
+    """Type in which they came."""
+    on_computed: Callable[[MinibatchLoss], None] | None = None
+    """Told as soon as the loss is known, which is before its gradient is sent."""
 
     @classmethod
     def of(
@@ -66,7 +70,11 @@ class MinibatchLoss:
     ) -> tuple[torch.Tensor, dict[str, float]]:
         """Compute the loss; see `losses.objective.CustomLoss`."""
         self.logprobs = [values.detach().numpy().astype(np.float32) for values in logprobs]
-        return self.custom(data, logprobs)
+        self.logprob_dtype = str(logprobs[0].dtype).removeprefix("torch.") if logprobs else None
+        answer = self.custom(data, logprobs)
+        if self.on_computed is not None:
+            self.on_computed(self)
+        return answer
 
     @property
     def value(self) -> float:
@@ -191,11 +199,19 @@ def write_update(
     """
     if has_update(ctx, arm, phase, minibatch.update):
         return False
+    write_update_tokens(ctx, arm, phase, minibatch, loss)
+    key = (arm.name, phase, minibatch.update)
+    ctx.run.write_table("updates", [update_row(ctx, minibatch, loss)], key=key)
+    return True
+
+
+def write_update_tokens(
+    ctx: RunContext, arm: ArmPlan, phase: str, minibatch: Minibatch, loss: MinibatchLoss
+) -> None:
+    """Keep what the loss was given and decided, unless it was kept already."""
     key = (arm.name, phase, minibatch.update)
     if not ctx.run.has_table("update_tokens", key=key):
         ctx.run.write_table("update_tokens", token_columns(minibatch, loss), key=key)
-    ctx.run.write_table("updates", [update_row(ctx, minibatch, loss)], key=key)
-    return True
 
 
 def token_columns(minibatch: Minibatch, loss: MinibatchLoss) -> dict[str, NDArray[Any]]:
@@ -237,6 +253,7 @@ def update_row(ctx: RunContext, minibatch: Minibatch, loss: MinibatchLoss) -> di
         "denominator": minibatch.denominator,
         "learning_rate": ctx.execution.optimizer.learning_rate,
         **diagnostics_of(ctx, loss),
+        "logprob_dtype": loss.logprob_dtype,
     }
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from evidence.gate import CheckResult, GateResult, GateStatus
@@ -32,7 +33,11 @@ async def probe_service(ctx: RunContext) -> GateAnswer:
     for arm in ctx.trained_arms:
         ctx.tell(GATE, f"one step of {arm.name}", arm=arm.name)
         try:
-            checks.append(await _probe_arm(ctx, arm))
+            checks.append(
+                await ctx.service.retrying(
+                    f"probe {arm.name}", partial(_probe_arm, ctx, arm), from_scratch=True
+                )
+            )
         except PermanentServiceError as error:
             checks.append(CheckResult(check=arm.name, status="failed", reason=str(error)))
     failed = tuple(check.reason or check.check for check in checks if check.status == "failed")

@@ -126,15 +126,22 @@ class Service:
             on_wait=self._on_wait,
         )
 
-    async def retrying(self, what: str, operation: Callable[[], Awaitable[T]]) -> T:
+    async def retrying(
+        self, what: str, operation: Callable[[], Awaitable[T]], *, from_scratch: bool = False
+    ) -> T:
         """Repeat an operation that is safe to repeat, for as long as the policy allows.
 
-        A lost model is not waited for: the caller has to restore it first.
+        Args:
+            what: names the operation.
+            operation: what is repeated.
+            from_scratch: whether the operation makes its own clients, so that it may be repeated
+                after one of them was lost. Otherwise a lost model is not waited for: the caller
+                has to restore it first.
 
         Raises:
             CapacityBlocked: refused for too long.
             ServiceOutage: out of reach for too long.
-            ModelLost: at once.
+            ModelLost: at once, unless the operation starts from scratch.
             PermanentServiceError: at once.
         """
         patience = self.patience()
@@ -143,7 +150,8 @@ class Service:
             try:
                 return await operation()
             except ServiceError as error:
-                if error.final or error.failure is None or isinstance(error, ModelLost):
+                lost = isinstance(error, ModelLost) and not from_scratch
+                if error.final or error.failure is None or lost:
                     raise
                 await patience.wait(error.failure, what)
 
