@@ -36,6 +36,7 @@ class ProgressBars:
             console=Console(file=stream),
         )
         self._bars: dict[_Key, TaskID] = {}
+        self._done: dict[_Key, int] = {}
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -55,6 +56,9 @@ class ProgressBars:
             key = (event.phase, event.arm)
             if key not in self._bars:
                 self._bars[key] = self._progress.add_task(_label(event), total=event.total)
+            elif event.done < self._done[key]:
+                self._progress.reset(self._bars[key])  # another step of the same arm
+            self._done[key] = event.done
             self._progress.update(self._bars[key], completed=event.done, total=event.total)
         if event.message:
             self._progress.console.print(_line(event), markup=False, highlight=False)
@@ -79,6 +83,7 @@ class ProgressLines:
         self._stream, self._every, self._clock = stream, every_seconds, clock
         self._started = clock()
         self._first: dict[_Key, tuple[float, int]] = {}
+        self._last: dict[_Key, int] = {}
         self._said: dict[_Key, float] = {}
 
     def __enter__(self) -> Self:
@@ -95,6 +100,9 @@ class ProgressLines:
     def __call__(self, event: ProgressEvent) -> None:
         """Write one line, unless the same bar was reported a moment ago."""
         now, key = self._clock(), (event.phase, event.arm)
+        if event.done <= self._last.get(key, 0):
+            self._first.pop(key, None)  # the same bar counts again: another step of the arm
+        self._last[key] = event.done
         first = self._first.setdefault(key, (now, event.done))
         due = now - self._said.get(key, float("-inf")) >= self._every
         finished = event.total > 0 and event.done >= event.total

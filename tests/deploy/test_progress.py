@@ -59,3 +59,16 @@ def test_bars_show_label_and_count():
     assert "base evaluation" in out.getvalue()
     assert "40/40" in out.getvalue()
     assert "accuracy [0.25]" in out.getvalue()
+
+
+def test_lines_estimate_the_time_left_of_the_current_step_alone():
+    """A bar that starts again at 100 s is not slowed down by the 100 s before it."""
+    out = io.StringIO()
+    lines = ProgressLines(out, clock=clock(0.0, 1.0, 100.0, 111.0))
+    for done in (3, 1, 2):
+        lines(ProgressEvent("sampling", "dppo", done, 4))
+
+    assert out.getvalue().splitlines()[1:] == [
+        "[ 100.0 s] sampling (dppo) 1/4",
+        "[ 111.0 s] sampling (dppo) 2/4, about 22 s left",
+    ]
