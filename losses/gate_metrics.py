@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 
 from losses.diagnostics import DiagnosticSettings, ppo_clipped, quantile
 from losses.errors import LossInputError
-from losses.token_arrays import Floats, TokenArrays
+from losses.token_arrays import Floats, TokenArrays, concatenate
 
 Evidence = TypeVar("Evidence")
 
@@ -33,6 +33,8 @@ class PilotUpdate:
     """Rollout step whose batch was trained on."""
     position: int
     """Which update of that batch, from 0, counted over minibatches and epochs."""
+    epoch: int = 0
+    """Pass over that batch, from 0."""
     tokens: TokenArrays
     """Trained tokens with the log-probabilities before this update and the loss's decisions."""
 
@@ -228,6 +230,48 @@ def executed_base_model(evidence: PilotEvidence) -> tuple[str, dict[str, object]
     return names[0], {"clients": len(given(evidence.base_models, "base model"))}
 
 
+def second_pass(evidence: PilotEvidence) -> tuple[TokenArrays, dict[str, object]]:
+    """Return the trained tokens of every update of a second pass, as one pool.
+
+    Raises:
+        NotMeasuredError: if no batch was passed over twice, or no token was trained then.
+    """
+    updates = given(evidence.updates, "pilot updates")
+    pooled = concatenate([update.tokens for update in updates if update.epoch == 1])
+    if len(pooled) == 0:
+        message = "no update of a second pass with a trained token"
+        raise NotMeasuredError(message)
+    calls = sum(update.epoch == 1 for update in updates)
+    return pooled, {"loss_tokens": len(pooled), "loss_calls": calls, "pooling": "by loss tokens"}
+
+
+def epoch2_dppo_masked_token_fraction(
+    evidence: PilotEvidence,
+) -> tuple[float, dict[str, object]]:
+    """Removed / trained tokens of all second-pass updates as one pool."""
+    tokens, detail = second_pass(evidence)
+    return removed(tokens) / len(tokens), {"masked_tokens": removed(tokens), **detail}
+
+
+def epoch2_ppo_counterfactual_clip_fraction(
+    evidence: PilotEvidence,
+) -> tuple[float, dict[str, object]]:
+    """Share of the second-pass tokens whose gradient the baseline's clip would remove."""
+    tokens, detail = second_pass(evidence)
+    low, high = given(evidence.baseline_clip, "baseline clip bounds")
+    settings = DiagnosticSettings(
+        rule=None, ratio_cap=None, ppo_low_threshold=low, ppo_high_threshold=high
+    )
+    clipped = clipped_tokens(tokens, settings)
+    return clipped / len(tokens), {"clipped_tokens": clipped, **detail}
+
+
+def epoch2_policy_drift_abs_p_q90(evidence: PilotEvidence) -> tuple[float, dict[str, object]]:
+    """0.9 quantile of |p_current - p_sampler| over the second-pass tokens; linear interpolation."""
+    tokens, detail = second_pass(evidence)
+    return quantile(absolute_drift(tokens), 0.9), detail
+
+
 def teacher_gap(evidence: PilotEvidence) -> tuple[Floats, int]:
     """Return |teacher - student| on every trained token, and how many had no teacher value.
 
@@ -306,6 +350,9 @@ MEASURES: dict[str, Measure] = {
     "dppo_masked_token_fraction": dppo_masked_token_fraction,
     "policy_drift_abs_p_q90": policy_drift_abs_p_q90,
     "grpo_clip_fraction": grpo_clip_fraction,
+    "epoch2_dppo_masked_token_fraction": epoch2_dppo_masked_token_fraction,
+    "epoch2_ppo_counterfactual_clip_fraction": epoch2_ppo_counterfactual_clip_fraction,
+    "epoch2_policy_drift_abs_p_q90": epoch2_policy_drift_abs_p_q90,
     "executed_updates_per_batch": executed_updates_per_batch,
     "executed_base_model": executed_base_model,
     "sdpo_frac_tokens_abs_adv_gt_0.1": sdpo_frac_tokens_abs_adv_gt_0_1,

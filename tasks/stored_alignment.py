@@ -1,0 +1,128 @@
+"""Whether the files of a run agree with each other: hashes, alignment, advantages, versions."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from evidence.errors import InputError
+from losses.advantages import group_advantages
+from losses.errors import LossConfigError, LossInputError
+from tasks.frozen_batch import assert_frozen, frozen
+from tasks.stored_updates import StoredArm, StoredUpdate
+
+ADVANTAGE_TOLERANCE = 1e-5
+_JOINED = ("group", "sample", "position", "token_id", "sampling_logprob", "advantage")
+
+
+def contradictions_of(stored: StoredArm) -> list[str]:
+    """Say what does not agree among the files of an arm; empty if everything does."""
+    found = [*_hashes(stored), *_advantages(stored)]
+    for one in stored.updates:
+        found += _alignment(stored, one)
+    return [*found, *_versions(stored)]
+
+
+def _hashes(stored: StoredArm) -> Iterator[str]:
+    record = frozen(stored.run)
+    if record is None or (record["arm"], record["phase"]) != (stored.arm, stored.phase):
+        return
+    try:
+        assert_frozen(stored.run)
+    except InputError as error:
+        yield f"{error.field} is {error.value}, frozen was another"
+
+
+def _alignment(stored: StoredArm, one: StoredUpdate) -> Iterator[str]:
+    """Every loss token of an update is a masked token of its minibatch, and the other way round."""
+    step, index = int(one.row["step"]), int(one.row["minibatch"])
+    key = (stored.arm, stored.phase, step)
+    if not stored.run.has_table("tokens", key=key):
+        yield f"update {one.update}: tokens of rollout step {step} are not there"
+        return
+    expected = _minibatch(stored, key, index)
+    for name in _JOINED:
+        given, wanted = one.columns[name], expected[name]
+        if len(given) != len(wanted):
+            yield (
+                f"update {one.update}: {len(given)} loss tokens recorded, its minibatch of step "
+                f"{step} has {len(wanted)} masked ones"
+            )
+            return
+        different = np.flatnonzero(given != wanted)
+        if different.size:
+            first = int(different[0])
+            yield (
+                f"update {one.update}: {name} of {different.size} loss tokens is not that of step "
+                f"{step}'s tokens, first at group {expected['group'][first]} sample "
+                f"{expected['sample'][first]} position {expected['position'][first]}: "
+                f"{given[first]} for {wanted[first]}"
+            )
+            return
+
+
+def _minibatch(stored: StoredArm, key: tuple[Any, ...], index: int) -> dict[str, Any]:
+    rollout = stored.execution.rollout
+    size = rollout.groups // rollout.minibatches
+    table = stored.run.read_arrow("tokens", key=key)
+    group = np.asarray(table.column("group").to_numpy())
+    mask = np.asarray(table.column("loss_mask").to_numpy(), dtype=bool)
+    position = np.asarray(table.column("position").to_numpy())
+    chosen = mask & (position > 0) & (group >= index * size) & (group < (index + 1) * size)
+    columns = {}
+    for name in _JOINED:
+        values = table.column(name).combine_chunks()
+        if values.null_count:
+            values = values.fill_null(0.0)
+        columns[name] = np.asarray(values.to_numpy(zero_copy_only=False))[chosen]
+    return columns
+
+
+def _advantages(stored: StoredArm) -> Iterator[str]:
+    """Advantages follow from the rewards of their group."""
+    settings = stored.execution.advantage_of(stored.arm).config
+    if settings.get("kind") != "group_mean":
+        return
+    for step in stored.steps:
+        key = (stored.arm, stored.phase, step)
+        if not stored.run.has_table("rollouts", key=key):
+            yield f"rollouts of step {step} are not there"
+            continue
+        groups = defaultdict(list)
+        for row in stored.run.read_table("rollouts", key=key):
+            groups[row["group"]].append((row["reward"], row["advantage"]))
+        for group, pairs in groups.items():
+            problem = _group_problem(settings, pairs)
+            if problem:
+                yield f"step {step} group {group}: {problem}"
+
+
+def _group_problem(settings: Any, pairs: list[tuple[float, float]]) -> str | None:
+    rewards = torch.tensor([reward for reward, _ in pairs], dtype=torch.float64)
+    try:
+        expected = group_advantages(settings, rewards).tolist()
+    except (LossConfigError, LossInputError) as error:
+        return str(error)
+    worst = max(abs(value - recorded) for value, (_, recorded) in zip(expected, pairs, strict=True))
+    if worst <= ADVANTAGE_TOLERANCE * max(1.0, max(abs(value) for value in expected)):
+        return None
+    return f"advantages differ by up to {worst:.4g} from those that its rewards give"
+
+
+def _versions(stored: StoredArm) -> Iterator[str]:
+    """Each batch was sampled by the version that its step begins with, as far as is recorded."""
+    per_step = stored.execution.rollout.updates_per_step
+    for step in stored.steps:
+        key = (stored.arm, stored.phase, step)
+        if not stored.run.has_table("rollouts", key=key):
+            continue
+        table = stored.run.read_arrow("rollouts", key=key)
+        versions = set(table.column("policy_version").to_pylist())
+        if versions != {step * per_step}:
+            yield (
+                f"step {step} was sampled by version {sorted(versions)}, expected {step * per_step}"
+            )
