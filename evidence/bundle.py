@@ -127,12 +127,13 @@ def _run_files(run: Run) -> Iterator[Candidate]:
         "spec.json": "spec",
         "execution.json": "execution",
         "identity.json": "identity",
-        "effective-config.json": "effective_config",
+        "service-identity.json": "identity",
         "result.json": "result",
     }
     for name, kind in kinds.items():
         if run.store.exists(name):
             yield Candidate(name, kind, run.read_bytes(name))
+    yield _effective_config(run)
     for path in run.files("gates"):
         yield Candidate(path.replace("gates/", "gate-", 1), "gate", run.read_bytes(path))
     for path in run.files("attempts"):
@@ -143,6 +144,17 @@ def _run_files(run: Run) -> Iterator[Candidate]:
         for event in run.events()
     )
     yield Candidate("ledger.jsonl", "journal", events)
+
+
+def _effective_config(run: Run) -> Candidate:
+    """Return what was executed: as the run wrote it, else as its feasibility record says."""
+    name, kind = "effective-config.json", "effective_config"
+    if run.store.exists(name):
+        return Candidate(name, kind, run.read_bytes(name))
+    recorded = as_mapping(
+        as_mapping((run.result() or {}).get("feasibility")).get("effective_config")
+    )
+    return _json(name, kind, recorded or {"spec": run.spec, "execution": run.execution})
 
 
 def _kept_files(run: Run) -> Iterator[Candidate]:

@@ -61,11 +61,17 @@ def interval_svg(
             for end in (lower, upper)
         ),
         f'<circle class="effect" cx="{at(effect):.1f}" cy="{middle}" r="6"/>',
-        f'<text class="label" x="{at(effect):.1f}" y="{middle + 26}" text-anchor="middle">'
-        f"{html_text(number(effect, signed=True))}</text>",
+        _effect_label(at(effect), cut, number(effect, signed=True), y=middle + 26),
         _x_axis(low, high, at, y=92),
     ]
     return _svg(f"Criterion {name}", description, height, parts)
+
+
+def _effect_label(x: float, margin_x: float, words: str, *, y: int) -> str:
+    """Write the effect below its dot, or beside the margin's line where that would cross it."""
+    is_close = abs(x - margin_x) < 26
+    place = f'x="{max(x, margin_x) + 7:.1f}"' if is_close else f'x="{x:.1f}" text-anchor="middle"'
+    return f'<text class="label" {place} y="{y}">{html_text(words)}</text>'
 
 
 def _zone_words(low: float, cut: float, high: float) -> list[str]:
@@ -91,7 +97,7 @@ def line_svg(chart: Chart, *, index: int) -> str:
     xs = [x for series in chart.series for x, _ in series.points]
     ys = [y for series in chart.series for _, y in series.points if y is not None]
     x_low, x_high = (min(xs), max(xs)) if min(xs) < max(xs) else (min(xs) - 0.5, max(xs) + 0.5)
-    y_low, y_high = _padded(min(ys, default=0.0), max(ys, default=1.0))
+    y_low, y_high = _value_range(ys)
 
     def at_x(value: float) -> float:
         return _LEFT + (value - x_low) / (x_high - x_low) * (_CURVE_WIDTH - _LEFT - _RIGHT)
@@ -157,6 +163,15 @@ def _padded(low: float, high: float) -> tuple[float, float]:
         return low - gap / 2, high + gap / 2
     gap = (high - low) * 0.08
     return low - gap, high + gap
+
+
+def _value_range(values: Sequence[float]) -> tuple[float, float]:
+    """Return the range of a vertical axis: nothing below 0 for values that are never below."""
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    if low == high == 0.0:
+        return 0.0, 1.0
+    padded_low, padded_high = _padded(low, high)
+    return (max(padded_low, 0.0) if low >= 0.0 else padded_low), padded_high
 
 
 def _nice_ticks(low: float, high: float, count: int = _TICKS) -> list[float]:

@@ -141,11 +141,12 @@ def _scores(data: ReportData) -> Iterator[str]:
     if names:
         yield "## Scores"
         yield ""
+        arms = data.per_arm
         rows = [
-            (arm, *(number(found[name]) if name in found else "" for name in names))
-            for arm, found in data.per_arm.items()
+            (name, *(number(found[name]) if name in found else "" for found in arms.values()))
+            for name in names
         ]
-        yield from _table(("Arm", *map(markdown_text, names)), rows)
+        yield from _table(("Number", *map(markdown_text, arms)), rows)
 
 
 def _gates(data: ReportData) -> Iterator[str]:

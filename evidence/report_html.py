@@ -196,18 +196,19 @@ def _scores(data: ReportData) -> str:
         return ""
     rows = [
         (
-            html_text(arm) + _role(data, arm),
-            *(number(found[name]) if name in found else "" for name in names),
+            html_text(name.replace("_", " ")),
+            *(number(found[name]) if name in found else "" for found in data.per_arm.values()),
         )
-        for arm, found in data.per_arm.items()
+        for name in names
     ]
-    table = _table("Posted numbers by arm", ("Arm", *names), rows)
+    heads = [f"{arm}{_role(data, arm)}" for arm in data.per_arm]
+    table = _table("Posted numbers by arm", ("Number", *heads), rows)
     return _section("Scores", table, lead="The base model is the model before any training.")
 
 
 def _role(data: ReportData, arm: str) -> str:
     role = next((role for role, name in data.roles.items() if name == arm), None)
-    return f' <span class="muted">({html_text(role)})</span>' if role else ""
+    return f" ({role})" if role else ""
 
 
 def _gates(data: ReportData) -> str:

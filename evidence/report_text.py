@@ -31,6 +31,8 @@ def number(value: Any, *, digits: int = 4, signed: bool = False) -> str:
         return _WORDS.get(value, printable(value))
     if isinstance(value, float) and not math.isfinite(value):
         return _WORDS["NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"]
+    if value == 0:
+        return "0"
     if isinstance(value, int):
         return f"{value:+,}" if signed else f"{value:,}"
     text = f"{value:{'+' if signed else ''}.{digits}g}"

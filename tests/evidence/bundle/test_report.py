@@ -184,7 +184,7 @@ def test_report_is_the_same_for_the_same_bundle(finished_run):
         (True, "yes"),
         (12345678, "12,345,678"),
         (0.123456, "0.1235"),
-        (-0.0, "-0"),
+        (-0.0, "0"),
         (1e-9, "1e-9"),
     ],
 )
