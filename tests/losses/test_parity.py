@@ -230,3 +230,27 @@ def test_reference_refuses_what_it_does_not_know():
         reference_result(config, batch(), denominator=1.0)
     with pytest.raises(LossConfigError, match='anchor "recompute"'):
         reference_result(DPPO | {"anchor": "recompute"}, batch(), denominator=1.0)
+
+
+@pytest.mark.parametrize("kind", ["grpo_clip", "dppo"])
+def test_reference_follows_the_anchor_that_the_configuration_names(kind):
+    """An anchor that was recorded but is not named changes nothing; named, it does.
+
+    0.75 against the sampler's 0.5 is removed, against the recomputed 0.74 it is kept.
+    """
+    inputs = fixed_batch(
+        description="d",
+        target_logprobs=[[math.log(0.75)]],
+        sampling_logprobs=[[math.log(0.5)]],
+        advantages=[[1.0]],
+        loss_mask=[[True]],
+        anchor_logprobs=[[math.log(0.74)]],
+    )
+    config = GRPO if kind == "grpo_clip" else DPPO
+
+    for anchor, removed in (("sampling", True), ("recompute", False)):
+        named = config | {"anchor": anchor}
+        expected = reference_result(named, inputs, denominator=1.0)
+        actual = torch_result(named, inputs, denominator=1.0, packed=True)
+        assert (expected.gradient_N[0] == 0.0) == removed
+        assert actual.gradient_N == pytest.approx(expected.gradient_N, rel=1e-6)

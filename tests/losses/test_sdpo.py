@@ -297,6 +297,15 @@ def test_impossible_lengths_are_refused(over, message):
         align_teacher_logprobs(TEACHER, **(lengths | over))
 
 
+def test_prefixes_of_one_token_are_enough():
+    """The first token is nobody's target; everything after it is rescored."""
+    result = align_teacher_logprobs(
+        [None, -1.0, -2.0], sequence_tokens=3, student_prefix_tokens=1, teacher_prefix_tokens=1
+    )
+
+    assert result.teacher_logprobs_T.tolist() == [-1.0, -2.0]
+
+
 def test_unknown_treatment_of_missing_values_is_refused():
     """The allowed ones are named."""
     with pytest.raises(LossConfigError, match="missing: 'skip'; expected one of"):
