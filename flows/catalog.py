@@ -13,6 +13,7 @@ from evidence.spec import Spec
 
 SPECS_DIR = Path(__file__).resolve().parent / "specs"
 EXECUTION_SUFFIX = ".execution.json"
+DIAGNOSTIC_SUFFIX = ".diagnostic.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,9 @@ class SpecFiles:
 def shipped_specs() -> list[str]:
     """Names of the specs that ship with the program, sorted."""
     return sorted(
-        path.stem for path in SPECS_DIR.glob("*.json") if not path.name.endswith(EXECUTION_SUFFIX)
+        path.stem
+        for path in SPECS_DIR.glob("*.json")
+        if not path.name.endswith((EXECUTION_SUFFIX, DIAGNOSTIC_SUFFIX))
     )
 
 
@@ -58,6 +61,19 @@ def find_spec(name_or_path: str) -> SpecFiles:
         value=name_or_path,
         expected=f"a file, or one of the shipped specs: {', '.join(shipped_specs()) or 'none'}",
     )
+
+
+def find_diagnostic(spec: SpecFiles, settings: str | None) -> Path:
+    """Resolve the settings file of a diagnostic: a path, or the file beside the spec.
+
+    Raises:
+        InputError: if there is no such file.
+    """
+    beside = spec.spec.with_name(spec.name + DIAGNOSTIC_SUFFIX)
+    path = beside if settings is None else Path(settings)
+    if path.is_file():
+        return path
+    raise InputError("--settings", str(path), "a settings file of a diagnostic")
 
 
 def find_profile(name_or_path: str) -> Path:

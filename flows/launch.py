@@ -82,7 +82,7 @@ def read_request(request: LaunchRequest) -> ScaledPlan:
     """
     check_options(limit=request.limit, accept_unverified=request.accept_unverified)
     spec, settings = read_experiment(request.spec, execution=request.execution)
-    scaled = _scaled(spec, settings, request.profile)
+    scaled = scaled_experiment(spec, settings, request.profile)
     check_launchable(scaled.spec, scaled.execution)
     return scaled
 
@@ -123,7 +123,8 @@ async def make_plan(
     )
 
 
-def _scaled(spec: Spec, execution: ExecutionFile, profile: str | None) -> ScaledPlan:
+def scaled_experiment(spec: Spec, execution: ExecutionFile, profile: str | None) -> ScaledPlan:
+    """Scale an experiment by a profile's name or file; unchanged without one."""
     if profile is None:
         return unscaled(spec, execution)
     path = find_profile(profile)

@@ -17,9 +17,9 @@ import tinker
 from tasks.anchor import recomputed_logprobs
 from tasks.arms import ArmPlan
 from tasks.context import RunContext
-from tasks.datums import datum_of
+from tasks.datums import Floats, datum_of
 from tasks.failures import Failure, FailureKind, ServiceError
-from tasks.minibatch import Minibatch, load_minibatch, write_update
+from tasks.minibatch import Minibatch, MinibatchLoss, load_minibatch, write_update
 from tasks.openings import Openings
 from tasks.patience import Patience
 from tasks.sampling import ServiceSampler
@@ -185,7 +185,7 @@ class Learner:
         """Send update `index` once. Intent is written before, the outcome after."""
         minibatch = load_minibatch(self.ctx, self.arm, self.phase, index)
         anchor = await recomputed_logprobs(self.ctx, self.arm, self.phase, minibatch, trainer)
-        loss = minibatch.custom_loss(anchor)
+        loss = self._loss(minibatch, anchor)
         datums = [datum_of(sequence) for sequence in minibatch.sequences]
         place = {"arm": self.arm.name, "phase": self.phase, "update": index}
         self.ctx.run.append("step_intent", **place, model_id=trainer.info.model_id)
@@ -201,6 +201,10 @@ class Learner:
             raise answer.step_error or RuntimeError(how)
         self._version = index + 1
         self._keep(minibatch, loss)
+
+    def _loss(self, minibatch: Minibatch, anchor: list[Floats] | None) -> MinibatchLoss:
+        """The loss that the update is trained with."""
+        return minibatch.custom_loss(anchor)
 
     def _keep(self, minibatch: Minibatch, loss: Any) -> None:
         if write_update(self.ctx, self.arm, self.phase, minibatch, loss) and self.phase == "train":
