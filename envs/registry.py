@@ -10,9 +10,11 @@ from tinker_cookbook.renderers import Renderer
 from envs.arithmetic import ArithmeticEnvironment, ArithmeticSettings
 from envs.errors import EnvInputError
 from envs.gsm8k import Gsm8kEnvironment, Gsm8kSettings
-from envs.protocols import Environment, Sampler
+from envs.protocols import Environment
 from envs.rendering import ChatRenderer, make_renderer
 from envs.retail.environment import RetailEnvironment, RetailSettings
+from envs.served import Partner
+from envs.tau_retail import TauRetailEnvironment, TauSettings
 
 
 def make_environment(
@@ -24,7 +26,7 @@ def make_environment(
     data_dir: str | Path | None = None,
     seed: int = 0,
     system_prompt: str | None = None,
-    partners: Mapping[str, Sampler] | None = None,
+    partners: Mapping[str, Partner] | None = None,
 ) -> Environment:
     """Return the environment of that name.
 
@@ -36,7 +38,7 @@ def make_environment(
         data_dir: folder with the data files, for environments that read any.
         seed: of the training order; the spec's seed.
         system_prompt: the first message; the environment's default where None.
-        partners: samplers of served partners, by `simulator` and `judge`.
+        partners: served models, by `simulator` and `judge`; the deterministic ones where missing.
 
     Raises:
         EnvInputError: if the name is unknown, a setting is wrong or data is missing.
@@ -73,7 +75,7 @@ class _Inputs:
     data_dir: Path | None
     seed: int
     system_prompt: str | None
-    partners: Mapping[str, Sampler]
+    partners: Mapping[str, Partner]
 
 
 def _arithmetic(inputs: _Inputs) -> Environment:
@@ -101,6 +103,20 @@ def _retail(inputs: _Inputs) -> Environment:
         renderer=inputs.renderer,
         seed=inputs.seed,
         system_prompt=inputs.system_prompt,
+        judge=inputs.partners.get("judge"),
+    )
+
+
+def _tau_retail(inputs: _Inputs) -> Environment:
+    folder = inputs.data_dir
+    return TauRetailEnvironment(
+        TauSettings.read(inputs.settings),
+        renderer=inputs.renderer,
+        seed=inputs.seed,
+        system_prompt=inputs.system_prompt,
+        data_dir=folder if folder and (folder / "tau_bench").is_dir() else None,
+        simulator=inputs.partners.get("simulator"),
+        judge=inputs.partners.get("judge"),
     )
 
 
@@ -108,4 +124,5 @@ _MAKERS: dict[str, Callable[[_Inputs], Environment]] = {
     "arithmetic": _arithmetic,
     "gsm8k": _gsm8k,
     "retail": _retail,
+    "tau_retail": _tau_retail,
 }

@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tinker_cookbook.exceptions import RendererError
-from tinker_cookbook.renderers import Message, Renderer, get_renderer, get_text_content
+from tinker_cookbook.renderers import (
+    Message,
+    Renderer,
+    ToolSpec,
+    get_renderer,
+    get_text_content,
+)
 
 from envs.errors import EnvInputError
 
@@ -85,6 +91,27 @@ class ChatRenderer:
                 "renderer", self.name, "one that ends every message with its stop token"
             )
         return rendered[ends[1] + 1 :]
+
+    def system_with_tools(self, tools: Sequence[Mapping[str, Any]], policy: str) -> str:
+        """The system message in which this model family expects its tools, as text.
+
+        Args:
+            tools: function specifications with `name`, `description` and `parameters`.
+            policy: the text that goes with them.
+
+        Raises:
+            EnvInputError: if the renderer puts tools anywhere else.
+        """
+        specs = [
+            ToolSpec(
+                name=tool["name"], description=tool["description"], parameters=tool["parameters"]
+            )
+            for tool in tools
+        ]
+        messages = self.renderer.create_conversation_prefix_with_tools(specs, policy)
+        if len(messages) != 1 or not isinstance(messages[0]["content"], str):
+            raise EnvInputError("renderer", self.name, "one that puts tools in a system message")
+        return messages[0]["content"]
 
     def system_tokens(self, prompt: Sequence[int]) -> int:
         """How many tokens the first message of a prompt has, its end token included."""

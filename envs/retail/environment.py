@@ -21,6 +21,8 @@ from envs.retail.rule_judge import RuleJudge
 from envs.retail.scripted_user import ScriptedUser
 from envs.retail.tasks import RetailTask, build_tasks
 from envs.retail.tools import TRANSFER, WRITES, Shop
+from envs.served import Partner
+from envs.served_judge import ServedJudge
 from envs.settings import SettingsReader
 
 NATIVE_METRIC = "task_reward"
@@ -75,7 +77,7 @@ class RetailEnvironment:
         renderer: turns messages into tokens.
         seed: of the training order (the spec's seed).
         system_prompt: replaces the shop's policy text where not None.
-        judge: who scores transcripts; the rule-based judge where None.
+        judge: a served model that scores transcripts; the rule-based judge where None.
     """
 
     name = "retail"
@@ -88,12 +90,14 @@ class RetailEnvironment:
         renderer: ChatRenderer,
         seed: int,
         system_prompt: str | None = None,
-        judge: Judge | None = None,
+        judge: Partner | None = None,
     ) -> None:
         self.settings = settings
         self._renderer = renderer
         self._seed = seed
-        self._judge: Judge = judge or RuleJudge(writes=WRITES, transfer=TRANSFER)
+        self._judge: Judge = (
+            ServedJudge(judge) if judge else RuleJudge(writes=WRITES, transfer=TRANSFER)
+        )
         self.system = system_text() if system_prompt is None else system_prompt
         train, held_out = build_tasks()
         data_order.check_disjoint([task.email for task in train], [task.email for task in held_out])
