@@ -45,6 +45,8 @@ def build_parser() -> argparse.ArgumentParser:
         _add_report,
         _add_verify,
         _add_audit,
+        _add_diagnose,
+        _add_investigate,
         _add_serve_local,
     ):
         add(commands)
@@ -225,6 +227,65 @@ def _add_audit(commands: "_Commands") -> None:
     command.set_defaults(handler=_audit)
 
 
+def _add_diagnose(commands: "_Commands") -> None:
+    command = commands.add_parser(
+        "diagnose",
+        help="find out within a hard cap why a mask is active or not",
+        description="Bounded diagnostic: one frozen batch of train tasks, at most 16 optimizer "
+        "updates, a hard wall-clock cap that counts set-up, four fixed rules. It answers why a "
+        "gate failed; it launches nothing, and its verdict is always inconclusive.",
+        epilog="exit status: 0 carried out, 20 stopped by its cap or by the budget, 30 no capacity "
+        "(the same command goes on while the cap lasts), 2 bad input, 1 defect",
+    )
+    command.add_argument("spec", metavar="SPEC", help="a shipped spec's name, or a file")
+    command.add_argument(
+        "--settings", metavar="FILE", help="settings of the diagnostic (default: beside SPEC)"
+    )
+    command.add_argument(
+        "--from-run",
+        metavar="RUN",
+        help="folder of the run that gave rise to it: its initial checkpoint is restored, its time "
+        "counts on the budget, and it is left as it is",
+    )
+    command.add_argument("--service", default="local", metavar="local|URL", help="as for run")
+    command.add_argument("--service-profile", metavar="FILE", help="as for run")
+    command.add_argument("--profile", metavar="NAME", help="scale the spec first")
+    command.add_argument("--run-dir", default="runs", metavar="DIR", help="where runs are kept")
+    command.add_argument("--run-id", metavar="ID", help="name of this run (default: from the spec)")
+    command.add_argument(
+        "--execution", metavar="FILE", help="execution file (default: beside SPEC)"
+    )
+    command.add_argument(
+        "--prefect",
+        action="store_true",
+        help="run as a Prefect flow run, each part a task (starting Prefect counts on the cap)",
+    )
+    command.add_argument("--json", action="store_true", help="print one JSON object at the end")
+    command.set_defaults(handler=_diagnose)
+
+
+def _add_investigate(commands: "_Commands") -> None:
+    command = commands.add_parser(
+        "investigate",
+        help="say from a run's files alone why its mask was active or not",
+        description="Offline investigation: hashes and alignment checked again, losses, masks and "
+        "gradients replayed against the float64 reference, forced cases, and one conclusion with "
+        "its figures. The run is left as it is.",
+        epilog="exit status: 0 the mask was active or rightly inactive, 20 a defect or a wrong "
+        "variant, 11 evidence is missing, 2 files that cannot be read, 1 defect of this program",
+    )
+    command.add_argument("run", metavar="RUN", help="a run's folder or id")
+    command.add_argument("--run-dir", default="runs", metavar="DIR", help="where runs are kept")
+    command.add_argument("--arm", metavar="NAME", help="the arm (default: the one that masks)")
+    command.add_argument(
+        "--phase",
+        choices=("diagnostic", "train", "pilot"),
+        help="part of the run (default: the first of these with updates)",
+    )
+    command.add_argument("--json", action="store_true", help="print one JSON object")
+    command.set_defaults(handler=_investigate)
+
+
 def _add_serve_local(commands: "_Commands") -> None:
     command = commands.add_parser(
         "serve-local",
@@ -270,6 +331,18 @@ def _audit(args: argparse.Namespace) -> int:
     from deploy.commands.audit import audit  # noqa: PLC0415 - each command loads only what it uses
 
     return audit(args)
+
+
+def _diagnose(args: argparse.Namespace) -> int:
+    from deploy.commands.diagnose import diagnose  # noqa: PLC0415 - torch takes seconds to load
+
+    return diagnose(args)
+
+
+def _investigate(args: argparse.Namespace) -> int:
+    from deploy.commands.investigate import investigate  # noqa: PLC0415 - loads torch
+
+    return investigate(args)
 
 
 def _serve_local(args: argparse.Namespace) -> int:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from tasks import (
     correctness,
+    diagnostic_batch,
+    diagnostic_initial,
+    diagnostic_sentinels,
     evaluation,
     feasibility,
     initialization,
@@ -29,3 +32,7 @@ ROLLOUT = RunTask(rollout.sample_rollout, name="rollout")
 UPDATE = RunTask(training.train_update, name="update")
 CHECKPOINT = RunTask(training.save_checkpoint, name="checkpoint")
 EVALUATION = RunTask(evaluation.evaluate, name="evaluation")
+DIAGNOSTIC_INITIAL = RunTask(diagnostic_initial.load_initial, name="diagnostic-initial-state")
+DIAGNOSTIC_BATCH = RunTask(diagnostic_batch.sample_batch, name="diagnostic-batch")
+DIAGNOSTIC_FREEZE = RunTask(diagnostic_batch.freeze_batch, name="diagnostic-freeze")
+DIAGNOSTIC_SENTINELS = RunTask(diagnostic_sentinels.score_sentinels, name="diagnostic-sentinels")

@@ -29,7 +29,7 @@ async def sample_batch(ctx: RunContext, learner: Learner) -> None:
     await sample_rollout(ctx, learner, 0)
 
 
-def freeze_batch(ctx: RunContext, learner: Learner) -> dict[str, Any]:
+async def freeze_batch(ctx: RunContext, learner: Learner) -> dict[str, Any]:
     """Freeze the sampled batch; from here on nothing is asked of the sampler.
 
     Returns:

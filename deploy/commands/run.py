@@ -52,7 +52,10 @@ def run(args: argparse.Namespace) -> int:
     )
     read_request(request)  # nothing is started for a request that cannot be carried out
     try:
-        with listener() as progress, _service(args, request) as service:
+        with (
+            listener() as progress,
+            service_of(args, run_dir=request.run_dir, store_of=request.run_id) as service,
+        ):
             outcome = asyncio.run(_carry_out(request, service, progress, prefect=args.prefect))
     except PermanentServiceError as error:
         return _refused(ExitCode.BAD_INPUT, error)
@@ -74,7 +77,7 @@ async def _as_flow(plan: RunPlan) -> Outcome:
 
     Without ``PREFECT_API_URL`` Prefect starts a server of its own for as long as this takes.
     """
-    _quiet_prefect(os.environ)
+    quiet_prefect(os.environ)
     from prefect import flow  # noqa: PLC0415 - its settings are read from the environment first
 
     outcomes: list[Outcome] = []
@@ -90,7 +93,8 @@ async def _as_flow(plan: RunPlan) -> Outcome:
     return outcomes[0]
 
 
-def _quiet_prefect(environment: "os._Environ[str]") -> None:
+def quiet_prefect(environment: "os._Environ[str]") -> None:
+    """Let Prefect say only what matters, and wait for its server on a busy machine."""
     for name, value in {
         "PREFECT_LOGGING_LEVEL": "WARNING",
         "PREFECT_SERVER_LOGGING_LEVEL": "ERROR",
@@ -102,7 +106,9 @@ def _quiet_prefect(environment: "os._Environ[str]") -> None:
 
 
 @contextlib.contextmanager
-def _service(args: argparse.Namespace, request: LaunchRequest) -> Iterator[ServiceSettings]:
+def service_of(
+    args: argparse.Namespace, *, run_dir: str, store_of: str
+) -> Iterator[ServiceSettings]:
     """The service to use; the embedded one is started for the length of the run."""
     if args.service_profile is not None:
         yield load_service_profile(args.service_profile)
@@ -110,7 +116,7 @@ def _service(args: argparse.Namespace, request: LaunchRequest) -> Iterator[Servi
         yield ServiceSettings(url=args.service)
     else:
         settings = LocalServiceSettings(
-            store=Path(request.run_dir) / ".service" / request.run_id,
+            store=Path(run_dir) / ".service" / store_of,
             threads=max(1, min(_MAX_THREADS, os.cpu_count() or 1)),
             exit_with_parent=True,
         )
