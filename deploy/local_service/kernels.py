@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 ROW_QUANTUM = 8
-KEY_QUANTUM = 64
+KEY_QUANTUM = 32
 KEY_PAGE = 256
 QUERY_ROWS = 4
 """Fewest rows of queries per key/value head in one product."""
@@ -87,12 +87,13 @@ def exponentials(logits_NV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         ``maxima`` [N, 1]; ``exponentials`` of logits less maxima, [N, blocks, VOCABULARY_BLOCK],
         zeros after the vocabulary's end; their sums per block, [N, blocks] float64.
     """
+    count, width = logits_NV.shape
+    blocks = -(-width // VOCABULARY_BLOCK)
     maxima = logits_NV.amax(dim=-1, keepdim=True)
-    values = (logits_NV - maxima).exp_()
-    surplus = -values.shape[1] % VOCABULARY_BLOCK
-    if surplus:
-        values = F.pad(values, (0, surplus))
-    values = values.view(len(values), -1, VOCABULARY_BLOCK)
+    values = logits_NV.new_empty(count, blocks * VOCABULARY_BLOCK)
+    torch.sub(logits_NV, maxima, out=values[:, :width]).exp_()
+    values[:, width:] = 0.0
+    values = values.view(count, blocks, VOCABULARY_BLOCK)
     return maxima, values, values.sum(dim=-1).double()
 
 

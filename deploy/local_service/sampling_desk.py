@@ -7,6 +7,7 @@ checkpoint, on a base model or on published weights is found again after a resta
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import shutil
 from pathlib import Path
@@ -65,7 +66,7 @@ class SamplingDesk:
         if inflight:
             sampler_ids |= {
                 source.sampler_id
-                for source in session.samplers.values()
+                for source in list(session.samplers.values())
                 if source.inflight_of == entry.model_id
             }
         for name in sorted(sampler_ids):
@@ -129,7 +130,7 @@ class SamplingDesk:
         promise, is_new = self._context.futures.open(
             request_id,
             session_id=session.session_id,
-            fingerprint=repr(request),
+            fingerprint=hashlib.sha256(repr(request).encode()).hexdigest(),
             sequence_ids=[f"{request_id}:{index}" for index in range(request.num_samples)],
         )
         if is_new:

@@ -9,6 +9,7 @@ from typing import Any
 
 from deploy.local_service import requests, validation
 from deploy.local_service.checkpoint_store import (
+    SAMPLER,
     TRAINING,
     CheckpointPath,
     CheckpointRecord,
@@ -178,9 +179,7 @@ class TrainingDesk:
         entry = self._queue.entry(request.model_id)
         name = check_name(request.path or f"step-{secrets.token_hex(4)}")
         key = fingerprint("save_weights", request.model_dump())
-        if self._queue.is_new(entry, request.seq_id):
-            path = CheckpointPath(entry.model_id, TRAINING, name)
-            self._context.checkpoints.check_free(path, overwrite=request.overwrite)
+        self._check_name(entry, request.seq_id, TRAINING, name, overwrite=request.overwrite)
         return self._queue.submit(
             entry,
             request.seq_id,
@@ -195,10 +194,19 @@ class TrainingDesk:
         key = fingerprint("save_weights_for_sampler", request.model_dump())
         if request.path is not None:
             name = check_name(request.path)
+            self._check_name(entry, request.seq_id, SAMPLER, name)
             operation: Operation = lambda e: self._operations.save_sampler(e, request, name)  # noqa: E731
         else:
             operation = self._publication(entry, request)
         return self._queue.submit(entry, request.seq_id, "save_weights_for_sampler", key, operation)
+
+    def _check_name(
+        self, entry: ModelEntry, seq_id: int, kind: str, name: str, *, overwrite: bool = False
+    ) -> None:
+        # A request that is sent again meets its own checkpoint.
+        if self._queue.is_new(entry, seq_id):
+            path = CheckpointPath(entry.model_id, kind, name)
+            self._context.checkpoints.check_free(path, overwrite=overwrite)
 
     def _publication(self, entry: ModelEntry, request: requests.SaveWeightsForSampler) -> Operation:
         if request.sampling_session_seq_id is None:

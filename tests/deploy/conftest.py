@@ -150,9 +150,18 @@ class Client:
     def session(self):
         return self.post("create_session", {"tags": [], "sdk_version": "test"}).json()["session_id"]
 
-    def result(self, answer):
+    def poll(self, answer):
+        """Poll once."""
         assert answer.status_code == 200, answer.text
         return self.post("retrieve_future", {"request_id": answer.json()["request_id"]})
+
+    def result(self, answer):
+        """Poll until there is an outcome, as clients do."""
+        for _ in range(100):
+            poll = self.poll(answer)
+            if poll.status_code != 408:
+                return poll
+        raise TimeoutError(answer.text)
 
     def model(self, session=None, seq=0, **over):
         body = {"session_id": session or self.session(), "model_seq_id": seq, "base_model": "tiny"}

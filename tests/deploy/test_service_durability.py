@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ import torch
 from tinker import types
 
 from deploy.local_service import launch
+from deploy.local_service.journal import StoreLock
 from deploy.local_service.settings import ServiceSettings
 
 ADAM = types.AdamParams(learning_rate=0.05, eps=1e-8)
@@ -136,6 +138,7 @@ def test_checkpoints_and_samplers_outlive_a_kill(start_service):
         service.kill()
 
 
+@pytest.mark.slow
 def test_save_killed_half_way_leaves_the_older_checkpoint(start_service):
     """Overwriting saves under kill -9: the name always stands for a whole checkpoint."""
     service = start_service()
@@ -193,22 +196,38 @@ def test_stop_is_clean_and_quick_with_work_and_polls_open(start_service):
     assert not launch.answers(service.url, seconds=1)
 
 
-def test_second_service_on_one_store_is_refused(start_service):
+def test_second_service_on_one_store_is_refused(tmp_path):
     """The store belongs to one process; the message says so."""
-    service = start_service()
-    with pytest.raises(launch.ServiceStartError, match="held by another service"):
-        launch.start(service.settings.model_copy(update={"lock_wait_seconds": 0.1, "port": 0}))
-
-
-def test_taken_port_is_refused(start_service, tmp_path):
-    """The message names the address."""
-    service = start_service()
-    port = int(service.url.rpartition(":")[2])
-    settings = ServiceSettings(store=tmp_path / "other", models=("tiny",), port=port)
-    with pytest.raises(launch.ServiceStartError, match=f"127.0.0.1:{port}"):
+    settings = ServiceSettings(store=tmp_path, models=("tiny",), lock_wait_seconds=0.1)
+    with (
+        StoreLock(tmp_path, wait_seconds=0),
+        pytest.raises(launch.ServiceStartError, match="held by another service"),
+    ):
         launch.start(settings)
 
 
+def test_taken_port_is_refused(tmp_path):
+    """The message names the address."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        settings = ServiceSettings(store=tmp_path / "other", models=("tiny",), port=port)
+        with pytest.raises(launch.ServiceStartError, match=f"127.0.0.1:{port}"):
+            launch.start(settings)
+
+
+def test_model_that_cannot_be_had_stops_the_start(tmp_path):
+    """One line that names it, and no traceback."""
+    settings = ServiceSettings(store=tmp_path / "s", models=("none",), preload=("none",))
+    with pytest.raises(launch.ServiceStartError, match="base_model") as caught:
+        launch.start(settings)
+
+    assert "code 2" in str(caught.value)
+    assert "Traceback" not in str(caught.value)
+
+
+@pytest.mark.slow
 def test_service_leaves_with_the_process_that_started_it(tmp_path):
     """A killed parent does not leave a service behind."""
     program = (
@@ -236,12 +255,14 @@ def test_service_leaves_with_the_process_that_started_it(tmp_path):
     assert not launch.answers(url, seconds=1)
 
 
-def test_key_is_checked_for_the_real_client(start_service):
+def test_key_is_checked_for_the_real_client(serve):
     """The right key works, another is an authentication error at once."""
-    service = start_service(api_key="tml-right-key")
-    client = tinker.ServiceClient(base_url=service.url, api_key="tml-right-key")
-    assert trainer(client).model_id
+    with serve(api_key="tml-right-key") as raw:
+        url = str(raw.http.base_url).rstrip("/")
+        right = tinker.ServiceClient(base_url=url, api_key="tml-right-key")
+        assert right.create_lora_training_client("tiny", rank=4).result(timeout=60).model_id
+        right.close("success").result(timeout=30)
 
-    wrong = tinker.ServiceClient(base_url=service.url, api_key="tml-wrong-key")
-    with pytest.raises(tinker.AuthenticationError):
-        trainer(wrong)
+        wrong = tinker.RestClient(base_url=url, api_key="tml-wrong-key")
+        with pytest.raises(tinker.AuthenticationError):
+            wrong.get_server_capabilities().result(timeout=60)

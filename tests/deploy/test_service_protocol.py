@@ -95,7 +95,7 @@ def test_unfinished_promise_is_held_and_then_asked_for_again(serve):
         client.numerics.hold.clear()
         body = {"session_id": client.session(), "model_seq_id": 0, "base_model": "tiny"}
         answer = client.post("create_model", body)
-        poll = client.result(answer)
+        poll = client.poll(answer)
         client.numerics.hold.set()
 
         assert poll.status_code == 408
@@ -282,6 +282,59 @@ def test_step_whose_journal_cannot_be_written_loses_the_model(serve, monkeypatch
         assert client.look(model)["applied"]["optimizer_steps"] == 0
 
 
+def test_store_that_cannot_be_written_refuses_and_accepts_nothing(serve, monkeypatch):
+    """A full disk at submission is a 503 that clients repeat; the same number works later."""
+    with serve() as client:
+        session = client.session()
+        body = {"session_id": session, "model_seq_id": 0, "base_model": "tiny"}
+
+        def full(*_args, **_kwargs):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(client.service.context.runs, "create", full)
+            refused = client.post("create_model", body)
+
+        assert (refused.status_code, refused.json()["error"]) == (503, "engine_unreachable")
+        assert "No space left" in refused.json()["message"]
+        assert client.model(session) == f"{session}:train:0"
+
+
+def test_taken_sampler_name_is_refused_at_once_and_its_own_repeat_is_not(serve):
+    """Sampler checkpoints are immutable; the request that wrote one may be sent again."""
+    with serve() as client:
+        model = client.model()
+        body = {"model_id": model, "seq_id": 1, "path": "a"}
+        first = client.result(client.post("save_weights_for_sampler", body)).json()
+        again = client.result(client.post("save_weights_for_sampler", body)).json()
+        other = client.post("save_weights_for_sampler", body | {"seq_id": 2})
+
+        assert (
+            first
+            == again
+            == {
+                "path": f"tinker://{model}/sampler_weights/a",
+                "type": "save_weights_for_sampler",
+            }
+        )
+        assert (other.status_code, other.json()["error"]) == (400, "invalid_request")
+
+
+def test_defect_is_answered_without_its_details(serve, monkeypatch, caplog):
+    """A 500 with an id that stands in the log, and nothing of the exception."""
+    with serve() as client:
+
+        def broken(*_args, **_kwargs):
+            raise KeyError("secret detail")
+
+        monkeypatch.setattr(client.service.context.sessions, "create", broken)
+        answer = client.post("create_session", {"tags": []})
+
+        assert (answer.status_code, answer.json()["error"]) == (500, "internal")
+        assert "secret" not in answer.text
+        assert answer.json()["error_id"] in caplog.text
+
+
 def test_failed_creation_frees_its_slot(serve):
     """The poll tells why, and the only slot is free again."""
     with serve(max_adapters=1) as client:
@@ -357,10 +410,12 @@ def test_end_of_a_session_releases_what_is_its_own(serve):
 
 def test_silent_session_is_ended(serve):
     """A session that says nothing for its time is released by the upkeep."""
-    with serve(session_timeout_seconds=0.05) as client:
+    with serve(session_timeout_seconds=300) as client:
         session = client.session()
         client.model(session)
-        client.service.context.sessions.find(session).last_seen -= 1.0
+        client.service.sweep()
+        assert len(client.service.queue.models) == 1
+        client.service.context.sessions.find(session).last_seen -= 301
         client.service.sweep()
 
         assert client.service.queue.models == {}
