@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from evidence.canonical import loads_strict
-from evidence.manifest import MANIFEST, UNLISTED
+from evidence.manifest import MANIFEST
 from evidence.report_text import finite, number
 from evidence.values import as_list, as_mapping, spec_mapping
 from evidence.verdict_inputs import final_verdict, judge_decision, newest_gates, roles_of
@@ -263,11 +263,6 @@ class ReportData:
         """Files that did not fit into the bundle."""
         return [as_mapping(entry) for entry in as_list(self.manifest.get("omitted"))]
 
-    def sha256_of(self, name: str) -> str | None:
-        """Return the SHA-256 of a file as the manifest lists it."""
-        found = (entry.get("sha256") for entry in self.sources if entry.get("name") == name)
-        return next((str(value) for value in found), None)
-
     def _json(self, name: str) -> Any:
         data = self.files.get(name)
         return None if data is None else loads_strict(data, where=name)
@@ -275,12 +270,6 @@ class ReportData:
     def _rows(self, name: str) -> list[Mapping[str, Any]]:
         data = self.files.get(name, b"")
         return [as_mapping(loads_strict(line, where=name)) for line in data.splitlines() if line]
-
-
-def bundle_names(manifest: Mapping[str, Any]) -> list[str]:
-    """Return the names of all files of a bundle."""
-    listed = [str(as_mapping(entry).get("name")) for entry in as_list(manifest.get("files"))]
-    return [*listed, *UNLISTED]
 
 
 def _chart(

@@ -648,7 +648,7 @@ def _first_difference(old: pa.Table, new: pa.Table) -> str:
         for index, (before, after) in enumerate(pairs):
             if repr(before) != repr(after):
                 return f"row {index} column {name}"
-    return "no value differs"
+    return "the columns"
 
 
 def _zip(members: Mapping[str, bytes]) -> bytes:

@@ -253,7 +253,7 @@ class _Check:
             if self._rows(name) is None:
                 self.unchecked.append(f"{name}: predictions are not in the bundle")
                 continue
-            found = totals[name].get(tuple(map(score.get, ("arm", "metric", "evaluator_id"))))
+            found = _total_of(totals[name], score)
             place = f"{name}: mean of {score.get('metric')} for {score.get('arm')}"
             if found is None:
                 self.problems.append(f"{place}: no such predictions")
@@ -435,13 +435,28 @@ def _refuse(literal: str) -> Any:
 
 
 def _totals(rows: list[Mapping[str, Any]]) -> dict[tuple[Any, ...], tuple[float, int]]:
-    """Sum values by arm, metric and evaluator."""
+    """Sum values by arm, metric, evaluator and seed."""
     groups: dict[tuple[Any, ...], list[float]] = {}
     for row in rows:
         value = row.get("value")
-        key = (row.get("arm"), row.get("metric"), row.get("evaluator_id"))
+        key = (row.get("arm"), row.get("metric"), row.get("evaluator_id"), row.get("seed"))
         groups.setdefault(key, []).append(float(value) if is_number(value) else float("nan"))
     return {key: (sum(values), len(values)) for key, values in groups.items()}
+
+
+def _total_of(
+    totals: Mapping[tuple[Any, ...], tuple[float, int]], score: Mapping[str, Any]
+) -> tuple[float, int] | None:
+    """Return sum and count of the rows that a score is the mean of; all seeds if it names none."""
+    wanted = (score.get("arm"), score.get("metric"), score.get("evaluator_id"))
+    found = [
+        total
+        for key, total in totals.items()
+        if key[:3] == wanted and ("seed" not in score or key[3] == score["seed"])
+    ]
+    if not found:
+        return None
+    return sum(total for total, _ in found), sum(count for _, count in found)
 
 
 def _close(posted: object, mean: float) -> bool:

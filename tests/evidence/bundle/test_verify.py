@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from evidence import manifest
 from evidence.bundle import build_bundle
 from evidence.canonical import sha256_hex
 from evidence.errors import InputError
@@ -334,3 +335,88 @@ def test_resealed_hash_is_checked(folder):
         "verdict.intoto.json: its subject is not this manifest",
         "verdict.intoto.json: does not follow from decision, gates and result",
     )
+
+
+def test_split_and_omitted_files_are_handled(make_finished_run, monkeypatch):
+    """Parts are put together for the means; what is left out is listed as not checked."""
+    monkeypatch.setattr(manifest, "MAX_FILE_BYTES", 20_000)
+    run = make_finished_run(prediction="4" * 600)
+    run.write_file("blob.bin", b"x" * 20_001)
+    bundle = build_bundle(run, environment={})
+
+    found = verify_bundle(run.path)
+
+    assert "predictions-dppo.part-01-of-02.jsonl" in bundle.files
+    assert found.recomputed["per_arm_means"]["dppo"] == {"accuracy": 1.0}
+    assert bundle.omitted[-1][0] == "blob.bin"
+    assert found.problems == ()
+    assert any(text.startswith("blob.bin: left out of the bundle") for text in found.unchecked)
+
+
+def test_part_that_was_exchanged_is_found(make_finished_run, monkeypatch, reseal):
+    """Parts that fit the manifest one by one must also give the whole."""
+    monkeypatch.setattr(manifest, "MAX_FILE_BYTES", 20_000)
+    run = make_finished_run(prediction="4" * 600)
+    bundle = build_bundle(run, environment={})
+    name = next(n for n in bundle.files if n.startswith("predictions-dppo.part-01"))
+    folder = Path(run.path, bundle.folder)
+    reseal(folder, name, (folder / name).read_bytes().replace(b"444", b"445", 1))
+
+    problems = verify_bundle(folder).problems
+
+    assert any("parts that give the whole file" in problem for problem in problems)
+
+
+def test_bundle_without_a_ledger_says_what_it_could_not_check(folder):
+    entries = json.loads((folder / "manifest.json").read_text())
+    entries["files"] = [e for e in entries["files"] if e["name"] != "ledger.jsonl"]
+    (folder / "manifest.json").write_text(json.dumps(entries))
+    (folder / "ledger.jsonl").unlink()
+
+    assert "posted results: the ledger is not in the bundle" in verify_bundle(folder).unchecked
+
+
+def test_score_of_one_seed_is_the_mean_of_its_rows(folder, reseal):
+    """A posted seed without predictions has no mean to compare with."""
+    result = json.loads((folder / "result.json").read_text())
+    result["evaluation"]["scores"][2]["seed"] = 7
+    reseal(folder, "result.json", json.dumps(result).encode())
+
+    problems = verify_bundle(folder).problems
+
+    assert "predictions-dppo.jsonl: mean of accuracy for dppo: no such predictions" in problems
+
+
+def test_wrong_row_count_is_found(folder):
+    entries = json.loads((folder / "manifest.json").read_text())
+    entry = next(e for e in entries["files"] if e["name"] == "predictions-base.jsonl")
+    entry["rows"] = 41
+    (folder / "manifest.json").write_text(json.dumps(entries))
+
+    assert "predictions-base.jsonl: expected 41 rows" in verify_bundle(folder).problems
+
+
+def test_tar_inside_is_a_problem(folder):
+    (folder / "notes.txt").write_bytes(b"x" * 257 + b"ustar\x0000")
+
+    assert "notes.txt: an archive (tar) inside a bundle" in verify_bundle(folder).problems
+
+
+def test_too_many_files_are_a_problem(folder):
+    for number in range(60):
+        (folder / f"x{number}").write_bytes(b"")
+
+    assert "more than 64 files" in verify_bundle(folder).problems
+
+
+def test_bytes_beyond_the_limit_of_a_bundle_are_not_read(folder):
+    for number in range(4):
+        with (folder / f"big{number}").open("wb") as file:
+            file.truncate(10 * 1024 * 1024)
+
+    assert any("above the limit of a bundle" in p for p in verify_bundle(folder).problems)
+
+
+def test_path_that_no_file_can_have_is_refused():
+    with pytest.raises(InputError, match="a bundle's folder"):
+        verify_bundle("a\x00b")

@@ -150,3 +150,43 @@ def test_hidden_files_are_not_listed(store, tmp_path):
 
     assert store.paths() == ["ledger.jsonl", "result.json"]
     lock.release()
+
+
+def test_rename_without_hard_links_does_not_replace(tmp_path, failing_disk):
+    """Another writer that was faster is noticed also where links are not possible."""
+
+    class Racing(failing_disk):
+        def link(self, source, target):
+            target.write_bytes(b"theirs")
+            raise OSError(errno.EPERM, "Operation not permitted")
+
+    store = LocalStore(tmp_path, disk=Racing(FULL))
+
+    assert not store.write_new("a", b"ours")
+    assert store.read_if_exists("a") == b"theirs"
+
+
+def test_folder_where_a_file_should_be_is_one_line(store):
+    store.write_new("a/b", b"x")
+
+    with pytest.raises(InputError, match="a: expected a readable file"):
+        store.read_if_exists("a")
+    with pytest.raises(InputError, match="a/b/c: expected a file that can be written"):
+        store.write_new("a/b/c", b"x")
+
+
+def test_lock_in_a_place_that_is_a_file_is_one_line(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+
+    with pytest.raises(InputError, match=r"\.lock: expected a file that can be written"):
+        LocalStore(tmp_path / "file" / "run").acquire_lock({})
+
+
+def test_torn_line_longer_than_a_block_is_cut_off(store):
+    """The last line end is found however long the torn line is."""
+    place = store.local_path("ledger.jsonl")
+    place.write_bytes(b"one\n" + b"x" * 200_000)
+
+    store.append_line("ledger.jsonl", b"two", number=2)
+
+    assert place.read_bytes() == b"one\ntwo\n"

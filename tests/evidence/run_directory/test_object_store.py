@@ -1,5 +1,6 @@
 """A run on an object store: the same files, a log of numbered objects, a lease for a lock."""
 
+import threading
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -184,3 +185,79 @@ def test_driver_error_is_one_line():
 
     with pytest.raises(InputError, match=r"s3://b: a: .* answers, found 'RuntimeError: no cred"):
         store.read_if_exists("a")
+
+
+def test_lease_gives_signs_of_life_by_itself(store):
+    """The background thread beats three times per lease time; the beat is an event here."""
+    beaten = threading.Event()
+
+    class Watched:
+        url = store.url
+        paths = staticmethod(store.paths)
+        read_if_exists = staticmethod(store.read_if_exists)
+        write_new = staticmethod(store.write_new)
+
+        @staticmethod
+        def replace(path, data):
+            store.replace(path, data)
+            beaten.set()
+
+    lease = acquire_lease(Watched, holder={"host": "a"}, lease_seconds=0.3)
+    lease.start()
+
+    assert beaten.wait(timeout=20)
+    lease.release()
+    assert store.exists("lease/000000001/alive.json")
+    assert store.exists("lease/000000001/released.json")
+
+
+def test_lease_outlives_a_store_that_is_out_of_reach(store):
+    """A beat that fails is tried again until the deadline; then the holder knows."""
+    tries = []
+    second = threading.Event()
+
+    class Away:
+        url = store.url
+        paths = staticmethod(store.paths)
+        read_if_exists = staticmethod(store.read_if_exists)
+        write_new = staticmethod(store.write_new)
+
+        @staticmethod
+        def replace(path, data):
+            tries.append(path)
+            if len(tries) == 2:
+                second.set()
+            raise OSError("out of reach")
+
+    lease = acquire_lease(Away, holder={"host": "a"}, lease_seconds=0.3)
+    lease.start()
+
+    assert second.wait(timeout=20)
+    lease.release()
+
+
+def test_flawed_lease_is_an_error(store, time):
+    store.write_new("lease/000000001/claim.json", b"{}")
+
+    with pytest.raises(InputError, match="a time with zone"):
+        lease_holder(store, clock=time.wall)
+
+
+def test_driver_that_words_a_conflict_its_own_way():
+    """A precondition that failed means that the key exists, whatever class the driver raises."""
+
+    class Wordy:
+        def pipe_file(self, path, data, mode):
+            raise OSError("An error occurred (ConditionalRequestConflict)")
+
+    assert ObjectStore(Wordy(), "b", url="s3://b").write_new("a", b"x") is False
+
+
+def test_missing_driver_is_one_line(monkeypatch):
+    def missing(url, **options):
+        raise ImportError("Install gcsfs")
+
+    monkeypatch.setattr("evidence.object_store.url_to_fs", missing)
+
+    with pytest.raises(InputError, match="a store that can be opened \\(Install gcsfs\\)"):
+        open_store("gs://bucket/run")

@@ -1,12 +1,16 @@
 """Tables: checked before they are written, the same bytes for the same rows, never changed."""
 
+import dataclasses
 import hashlib
 import random
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from evidence import tables
 from evidence.errors import ConflictError, InputError
 
 KEY = ("grpo", "train", 0)
@@ -337,3 +341,72 @@ def test_other_part_of_the_same_group_is_a_conflict(run, rollout_row):
 def test_unknown_table_is_named(run):
     with pytest.raises(InputError, match="one of rollouts, tokens"):
         run.write_table("completions", [])
+
+
+def test_reference_of_a_written_table(run, rollout_row):
+    ref = run.write_table("rollouts", [rollout_row()], key=KEY)
+
+    assert run.table_ref("rollouts", key=KEY) == ref
+    assert ref.to_record() == {"path": ref.path, "sha256": ref.sha256, "rows": 1}
+
+
+def test_table_of_a_newer_version_is_refused(run, rollout_row, monkeypatch):
+    """A file written by a later program says so, instead of being half understood."""
+    newer = dataclasses.replace(tables.ROLLOUTS, version=2)
+    monkeypatch.setattr(tables, "TABLES", {"rollouts": newer})
+    run.write_table("rollouts", [rollout_row()], key=KEY)
+    monkeypatch.undo()
+
+    with pytest.raises(InputError, match=r"version: expected version 1 of table rollouts"):
+        run.read_table("rollouts", key=KEY)
+
+
+def test_more_rows_under_a_written_key_are_a_conflict(run, rollout_row):
+    run.write_table("rollouts", [rollout_row()], key=KEY)
+
+    with pytest.raises(ConflictError, match="2 rows for 1"):
+        run.write_table("rollouts", [rollout_row(), rollout_row(sample=1)], key=KEY)
+
+
+def test_same_rows_in_other_bytes_are_no_conflict(run, rollout_row):
+    """Another Parquet library writes the same rows with other bytes; that is still a no-op."""
+    ref = run.write_table("rollouts", [rollout_row(native_reward=0.5)], key=KEY)
+    place = Path(run.path, ref.path)
+    table = run.read_arrow("rollouts", key=KEY)
+    pq.write_table(table, place, compression="none")
+
+    again = run.write_table("rollouts", [rollout_row(native_reward=0.5)], key=KEY)
+
+    assert again.sha256 == hashlib.sha256(place.read_bytes()).hexdigest() != ref.sha256
+
+
+def test_second_row_of_a_single_row_file_is_refused(run):
+    row = {"step": 0, "epoch": 0, "minibatch": 0, "policy_version_before": 0, "datums": 1}
+    row |= {"loss": 0.0, "loss_tokens": 1, "nonzero_advantage_tokens": 1}
+    row |= {"denominator": 1.0, "learning_rate": 1e-4}
+
+    with pytest.raises(InputError, match="one row for this key"):
+        run.write_table("updates", [row, row], key=KEY)
+
+
+def test_numpy_scalars_and_arrow_columns_are_taken(run, rollout_row):
+    row = rollout_row(seed=np.int64(7), reward=np.float32(0.5), truncated=np.bool_(False))
+    run.write_table("rollouts", [row], key=KEY)
+    columns = {**_token_columns(2), "token_id": pa.array([1, 2], type=pa.int64())}
+    run.write_table("tokens", columns, key=KEY)
+
+    assert run.read_table("rollouts", key=KEY)[0]["reward"] == 0.5
+    assert [row["token_id"] for row in run.read_table("tokens", key=KEY)] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("column", "named"),
+    [
+        (pa.array([1.0, 2.0]), "an Arrow column of type int64"),
+        (pa.array([1, None], type=pa.int64()), r"tokens\[1\].token_id: expected int64, not null"),
+        (np.ma.array([1, 2], mask=[False, True]), r"tokens\[1\].token_id: expected int64"),
+    ],
+)
+def test_arrow_column_that_does_not_fit_is_refused(run, column, named):
+    with pytest.raises(InputError, match=named):
+        run.write_table("tokens", {**_token_columns(2), "token_id": column}, key=KEY)
