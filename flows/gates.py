@@ -80,7 +80,7 @@ async def pass_gates(ctx: RunContext, result: StructuredResult) -> dict[str, Lea
     await gate.ask("spec_preflight", lambda: steps.SPEC_PREFLIGHT(ctx))
     await gate.ask("service_probe", lambda: steps.SERVICE_PROBE(ctx))
     await bind_identity(ctx)
-    restore_environment(ctx)
+    await restore_environment(ctx)
     await gate.ask("generation_audit", lambda: steps.GENERATION_AUDIT(ctx))
     await gate.ask("correctness", lambda: steps.CORRECTNESS(ctx))
     init_uri = await steps.INITIALIZATION(ctx)

@@ -76,7 +76,7 @@ async def load_initial(ctx: RunContext, learner: Learner, uri: str) -> None:
     load = Openings(ctx, learner.arm.name, learner.phase).recorded()[-1]
     _check_load(ctx, uri, load)
     if not ctx.has_environment:
-        prepare_environment(ctx, trainer.info.tokenizer)
+        await prepare_environment(ctx, trainer.info.tokenizer)
     if not ctx.run.store.exists("files/initial-state.json"):
         record = {
             "checkpoint": uri,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from envs.protocols import SampledSequence, Sampler
+from envs.protocols import SampledSequence
+from envs.served import Partner, make_partner
 from evidence.run_settings import ServedModel
 from tasks.context import RunContext
 from tasks.failures import ModelLost
@@ -64,11 +66,22 @@ class ServedPartner:
             return self._open
 
 
-def served_partners(ctx: RunContext) -> dict[str, Sampler]:
-    """The partners that the execution file has served, by role."""
+def served_partners(ctx: RunContext, load_tokenizer: Callable[[str], Any]) -> dict[str, Partner]:
+    """The partners that the execution file has served, by role.
+
+    Args:
+        ctx: the run.
+        load_tokenizer: loads the tokenizer of a model by its name.
+    """
     roles = {"simulator": ctx.execution.simulator, "judge": ctx.execution.judge}
     return {
-        role: ServedPartner(ctx.service, settings.model, label=role)
+        role: make_partner(
+            role,
+            settings.model_dump(),
+            sampler=ServedPartner(ctx.service, settings.model, label=role),
+            tokenizer=load_tokenizer(settings.model),
+            seed=ctx.arms[0].seed,
+        )
         for role, settings in roles.items()
         if isinstance(settings, ServedModel)
     }

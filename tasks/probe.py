@@ -50,7 +50,7 @@ async def _probe_arm(ctx: RunContext, arm: ArmPlan) -> CheckResult:
     trainer = await ctx.service.create_trainer(ctx.lora, label=f"probe-{arm.name}")
     try:
         created = time.monotonic()
-        prepare_environment(ctx, trainer.info.tokenizer)
+        await prepare_environment(ctx, trainer.info.tokenizer)
         await _one_step(ctx, arm, trainer)
         stepped = time.monotonic()
     finally:

@@ -62,12 +62,13 @@ def test_killed_run_goes_on_and_ends_the_same(
     assert outcome.verdict == whole_run[1].verdict
     _assert_same(run, whole_run[0])
     restored = [event for event in run.events("client_opened") if event["restore"] > 0]
-    assert {event["policy_version"] for event in restored if event["phase"] == "train"} == {2}
+    assert restored
+    assert {event["policy_version"] for event in restored} <= {2, 4}
     result = run.result()
     assert result is not None
     for arm in result["initialization_provenance"]["arms"]:
-        assert arm["restore_count"] == 1
-        assert [check["after_restore"] for check in arm["optimizer_checks"]] == [0, 1]
+        checks = [check["after_restore"] for check in arm["optimizer_checks"]]
+        assert checks == list(range(arm["restore_count"] + 1))
 
 
 @pytest.mark.slow
