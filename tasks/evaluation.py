@@ -105,12 +105,8 @@ async def evaluate(ctx: RunContext, subject: Subject, label: str) -> TableRef:
         while missing:
             await scoring.score([(index, chunks[index]) for index in missing])
             missing = _missing(ctx, subject, label, len(chunks))
-    rows = [
-        row
-        for index in range(len(chunks))
-        for row in ctx.run.read_part(subject.arm, "eval", label, index)["evaluations"].to_pylist()
-    ]
-    return ctx.run.write_table("evaluations", rows, key=key)
+    parts = ctx.run.assemble_parts(subject.arm, "eval", label, range(len(chunks)))
+    return parts["evaluations"]
 
 
 def _missing(ctx: RunContext, subject: Subject, label: str, chunks: int) -> list[int]:
