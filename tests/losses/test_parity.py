@@ -204,6 +204,22 @@ def test_stale_moves_the_current_policy_alone():
     assert all(float(np.float32(value)) == value for value in values)
 
 
+def test_stale_moves_by_the_stated_distance():
+    """4,000 tokens at -50 nats, where the ceiling of 0 plays no part: mean 0, deviation 0.5."""
+    far = fixed_batch(
+        description="d",
+        target_logprobs=[[-50.0] * 4000],
+        sampling_logprobs=[[-50.0] * 4000],
+        advantages=[[1.0] * 4000],
+        loss_mask=[[True] * 4000],
+    )
+
+    moved = np.asarray(stale(far, nats=0.5, seed=0).target_logprobs_D[0]) + 50.0
+
+    assert moved.std() == pytest.approx(0.5, rel=0.05)
+    assert abs(moved.mean()) < 0.03
+
+
 def test_stale_needs_a_distance():
     """0 nats would be the fresh batch under another name."""
     with pytest.raises(LossConfigError, match=r"nats: 0.0; expected a number > 0"):
