@@ -15,6 +15,7 @@ from typing import Any
 
 from evidence import attestation, decision, rocrate, sources
 from evidence.audit import audit
+from evidence.bundle_files import BundleFiles
 from evidence.canonical import canonical_bytes, sha256_hex
 from evidence.errors import ConflictError, InputError
 from evidence.manifest import CRATE, KINDS, MANIFEST, RULE, STATEMENT, Candidate, Fitted, fit
@@ -91,6 +92,20 @@ def bundle_folders(run: RunFiles) -> list[str]:
             break
         sealed.append(folder)
     return sealed
+
+
+def read_bundle(run: RunFiles) -> BundleFiles:
+    """Read the newest bundle of a run, wherever the run directory lies.
+
+    Raises:
+        InputError: if the run has no sealed bundle.
+    """
+    folders = bundle_folders(run)
+    if not folders:
+        raise InputError("bundle", None, "a sealed bundle", where=run.path)
+    start = f"{folders[-1]}/"
+    data = {path.removeprefix(start): run.read_bytes(path) for path in run.files(folders[-1])}
+    return BundleFiles(f"{run.path}/{folders[-1]}", data)
 
 
 def json_lines(rows: Sequence[Mapping[str, Any]]) -> bytes:

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from evidence.bundle import bundle_folders
-from evidence.errors import InputError
+from evidence.bundle import read_bundle
 from evidence.report_data import ReportData
 from evidence.report_html import html_page
 from evidence.report_text import duration, finite, markdown_text, number, size
@@ -37,14 +36,9 @@ def write_reports(run: RunFiles) -> Report:
     Raises:
         InputError: if the run has no sealed bundle.
     """
-    folders = bundle_folders(run)
-    if not folders:
-        raise InputError("bundle", None, "a sealed bundle to report on", where=run.path)
-    folder = folders[-1]
-    files = {path.removeprefix(f"{folder}/"): run.read_bytes(path) for path in run.files(folder)}
-    where = f"{run.path}/{folder}"
-    run.store.replace(MARKDOWN, render_markdown(files, folder=where).encode("utf-8"))
-    run.store.replace(HTML, render_html(files, folder=where).encode("utf-8"))
+    bundle = read_bundle(run)
+    run.store.replace(MARKDOWN, render_markdown(bundle.data, folder=bundle.where).encode("utf-8"))
+    run.store.replace(HTML, render_html(bundle.data, folder=bundle.where).encode("utf-8"))
     return Report(MARKDOWN, HTML)
 
 

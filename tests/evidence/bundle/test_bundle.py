@@ -3,14 +3,16 @@
 import json
 from pathlib import Path
 
+import fsspec
 import pytest
 
-from evidence.bundle import build_bundle, bundle_folders
+from evidence.bundle import build_bundle, bundle_folders, read_bundle
 from evidence.canonical import sha256_hex
 from evidence.errors import InputError
+from evidence.report import write_reports
 from evidence.result import StructuredResult
 from evidence.run import Run
-from evidence.verify import verify_bundle
+from evidence.verify import verify_bundle, verify_files
 
 
 def _folder(run, bundle):
@@ -166,3 +168,19 @@ def test_credentials_of_a_checkpoint_uri_are_dropped(finished_run):
     )
 
     assert manifest["checkpoints"][-1]["uri"] == "tinker://m/w/s4"
+
+
+def test_run_on_an_object_store_is_sealed_and_reported(make_finished_run):
+    """Bundle, verification and report work where the run directory is no folder."""
+    fsspec.filesystem("memory").store.clear()
+    run = make_finished_run(root="memory://bucket/runs")
+
+    bundle = build_bundle(run, environment={})
+    report = write_reports(run)
+
+    found = verify_files(read_bundle(run))
+    assert found.problems == ()
+    assert found.where == f"{run.path}/bundle"
+    assert set(read_bundle(run).data) == set(bundle.files)
+    assert run.read_bytes(report.html).startswith(b"<!doctype html>")
+    fsspec.filesystem("memory").store.clear()

@@ -161,7 +161,7 @@ def test_numbers_that_are_none_are_words(finished_run):
 
 
 def test_report_without_a_bundle_is_refused(stopped_run):
-    with pytest.raises(InputError, match="a sealed bundle to report on"):
+    with pytest.raises(InputError, match="a sealed bundle"):
         write_reports(stopped_run)
 
 
