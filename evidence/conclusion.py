@@ -473,7 +473,9 @@ def _inactive_by_drift(findings: Findings) -> Conclusion:
         "drift_within_threshold",
         f"Files, decisions and log-probabilities hold, and the policy moved too little: "
         f"{figures.get('exceed')} of {figures.get('loss_tokens')} tokens moved beyond the "
-        f"threshold, {figures.get('masked_tokens')} of them in the advantage's direction; the 0.9 "
+        f"threshold, {figures.get('masked_tokens')} of them removed, "
+        f"{figures.get('exceed_restoring')} coming back and "
+        f"{figures.get('exceed_zero_advantage')} without advantage; the 0.9 "
         f"quantile of the drift is {_number(figures.get('drift_abs_q90'))}, the largest "
         f"{_number(figures.get('drift_abs_max'))} ({findings.scope}). Not met: "
         f"{', '.join(failed) or 'nothing'}.",

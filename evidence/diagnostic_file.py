@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import Field, PrivateAttr, model_validator
 
@@ -20,7 +20,8 @@ from evidence.parsing import ClosedRecord, Many, Name, build, read_object
 
 MINIBATCHES, EPOCHS = 8, 2
 MAX_UPDATES = MINIBATCHES * EPOCHS
-SENTINEL_UPDATES = (1, 2, 4, 8, 16)
+SentinelUpdate: TypeAlias = Literal[1, 2, 4, 8, 16]
+SENTINEL_UPDATES: tuple[SentinelUpdate, ...] = (1, 2, 4, 8, 16)
 
 
 class Sentinels(ClosedRecord):
@@ -30,7 +31,7 @@ class Sentinels(ClosedRecord):
         int, Field(ge=1, description="sequences of the batch, one of each group in turn")
     ]
     after_updates: Annotated[
-        Many[Literal[1, 2, 4, 8, 16]],
+        Many[SentinelUpdate],
         Field(min_length=1, description="updates after which they are scored"),
     ] = SENTINEL_UPDATES
 

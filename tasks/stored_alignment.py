@@ -92,6 +92,7 @@ def _advantages(stored: StoredArm) -> Iterator[str]:
         if not stored.run.has_table("rollouts", key=key):
             yield f"rollouts of step {step} are not there"
             continue
+        yield from _spread(stored, step)
         groups = defaultdict(list)
         for row in stored.run.read_table("rollouts", key=key):
             groups[row["group"]].append((row["reward"], row["advantage"]))
@@ -99,6 +100,29 @@ def _advantages(stored: StoredArm) -> Iterator[str]:
             problem = _group_problem(settings, pairs)
             if problem:
                 yield f"step {step} group {group}: {problem}"
+
+
+def _spread(stored: StoredArm, step: int) -> Iterator[str]:
+    """Every trained token has the advantage of its completion."""
+    key = (stored.arm, stored.phase, step)
+    if not stored.run.has_table("tokens", key=key):
+        return
+    table = stored.run.read_arrow("tokens", key=key)
+    columns = {
+        name: np.asarray(table.column(name).combine_chunks().to_numpy(zero_copy_only=False))
+        for name in ("group", "sample", "loss_mask", "advantage")
+    }
+    by_place = {
+        (row["group"], row["sample"]): row["advantage"]
+        for row in stored.run.read_table("rollouts", key=key)
+    }
+    mask = columns["loss_mask"].astype(bool)
+    places = zip(columns["group"][mask].tolist(), columns["sample"][mask].tolist(), strict=True)
+    expected = np.array([by_place.get(place, np.nan) for place in places])
+    different = np.abs(columns["advantage"][mask] - expected.astype(np.float32))
+    wrong = int(np.count_nonzero(~(different <= ADVANTAGE_TOLERANCE)))
+    if wrong:
+        yield f"step {step}: {wrong} trained tokens have not the advantage of their completion"
 
 
 def _group_problem(settings: Any, pairs: list[tuple[float, float]]) -> str | None:
