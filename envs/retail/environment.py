@@ -11,10 +11,11 @@ from envs import conversation, data_order, dialogue, tool_calls
 from envs.conversation import DIMENSIONS, Judge, Judgement, User, World
 from envs.dialogue import Scene, play
 from envs.errors import EnvInputError
-from envs.protocols import CanaryResult, Episode, EpisodeSettings, Item, Sampler
+from envs.protocols import CanaryResult, Episode, EpisodeSettings, Item, Sampler, Turn
 from envs.provenance import code_sha256, text_sha256
 from envs.rendering import ChatRenderer
 from envs.retail import data, rule_judge, scripted_user, tasks, tools
+from envs.retail.audit import generation_report
 from envs.retail.data import database_sha256, fresh_database
 from envs.retail.policy import system_text
 from envs.retail.rule_judge import RuleJudge
@@ -24,6 +25,7 @@ from envs.retail.tools import TRANSFER, WRITES, Shop
 from envs.served import Partner
 from envs.served_judge import ServedJudge
 from envs.settings import SettingsReader
+from envs.teacher import OverLength, TeacherSequence, solution_text, teacher_sequence
 
 NATIVE_METRIC = "task_reward"
 
@@ -176,6 +178,32 @@ class RetailEnvironment:
             f"judge: {type(self._judge).__name__}",
             "items": {"ids": list(item_ids), "data_sha256": dict(self.data_digests)},
         }
+
+    def generation_report(self) -> dict[str, Any]:
+        """The audit of the training tasks, which are generated; see `envs.retail.audit`."""
+        return generation_report()
+
+    def teacher_sequence(
+        self,
+        tokens: Sequence[int],
+        *,
+        system_tokens: int,
+        solution: Sequence[Turn] | None,
+        feedback: str | None,
+        max_tokens: int,
+        over_length: OverLength,
+    ) -> TeacherSequence | None:
+        """What the teacher scores for one episode; see `envs.teacher.teacher_sequence`."""
+        return teacher_sequence(
+            tokens,
+            system_tokens=system_tokens,
+            system=self.system,
+            solution=None if solution is None else solution_text(solution),
+            feedback=feedback,
+            renderer=self._renderer,
+            max_tokens=max_tokens,
+            over_length=over_length,
+        )
 
     def _scene(self, item_id: str) -> Scene:
         """A fresh shop and user for one episode."""
