@@ -13,6 +13,7 @@ from deploy.local_service import (
     replies,
     routes_clients,
     routes_local,
+    routes_promises,
     routes_records,
     routes_sampling,
     routes_sessions,
@@ -47,6 +48,7 @@ def build_app(service: Service) -> App:
     for router in (
         routes_clients.router(service),
         routes_sessions.router(service),
+        routes_promises.router(service),
         routes_training.router(service),
         routes_sampling.router(service),
         routes_records.router(service),

@@ -1,4 +1,4 @@
-"""Endpoints of client sessions and of the promises made to them."""
+"""Endpoints of client sessions."""
 
 from __future__ import annotations
 
@@ -8,10 +8,6 @@ from fastapi import APIRouter, Response
 
 from deploy.local_service import requests
 from deploy.local_service.errors import not_found
-from deploy.local_service.futures import Outcome, Promise
-from deploy.local_service.records import lost_future
-from deploy.local_service.replies import reply
-from deploy.local_service.runs import result_of
 from deploy.local_service.service import Service
 
 
@@ -57,27 +53,4 @@ def router(service: Service) -> APIRouter:
             "display_name": found.request.get("display_name"),
         }
 
-    @api.post("/retrieve_future")
-    async def retrieve_future(body: requests.RetrieveFuture) -> Response:
-        promise = context.futures.find(body.request_id)
-        if promise is None:
-            lasting = result_of(context.runs, body.request_id)
-            if lasting is not None:
-                return reply(Outcome(body=lasting))
-            raise lost_future(service, body.request_id)
-        context.sessions.touch(promise.session_id)
-        seconds = service.settings.long_poll_seconds
-        outcome = await context.futures.wait(promise, seconds=seconds)
-        return reply(_try_again(promise) if outcome is None else outcome)
-
-    @api.post("/cancel_future")
-    async def cancel_future(body: requests.RetrieveFuture) -> Response:
-        service.sampling.cancel(body.request_id)
-        return Response(status_code=204)
-
     return api
-
-
-def _try_again(promise: Promise) -> Outcome:
-    body = {"type": "try_again", "request_id": promise.request_id, "queue_state": "active"}
-    return Outcome(body=body, status=408)

@@ -45,7 +45,7 @@ class ServiceSettings(BaseModel):
     """Torch threads. Two collapse when something else is busy on the machine."""
     api_key: str | None = Field(default=None, min_length=8, repr=False)
     """If set, requests without it get 401. The Tinker SDK wants keys that start with ``tml-``."""
-    max_adapters: int = Field(default=16, ge=1)
+    max_adapters: int = Field(default=32, ge=1)
     """Live training models; one more gets the capacity answer."""
     max_queue: int = Field(default=4096, ge=1)
     """Requests accepted and not yet finished; one more gets the capacity answer."""
