@@ -8,7 +8,7 @@ a millisecond; nothing is awaited while the lock is held.
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from tinker_cookbook.exceptions import RendererError
@@ -46,6 +46,7 @@ class ChatRenderer:
 
     renderer: Renderer
     name: str
+    _stop: list[int] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def stop_tokens(self) -> list[int]:
         """Ids of the tokens that end a turn.
@@ -53,12 +54,14 @@ class ChatRenderer:
         Raises:
             EnvInputError: if the renderer stops on strings, which token-exact episodes refuse.
         """
-        with _TOKENIZER_LOCK:
-            stop = self.renderer.get_stop_sequences()
-        ids = [token for token in stop if isinstance(token, int)]
-        if not ids or len(ids) != len(stop):
-            raise EnvInputError("renderer", self.name, "a renderer that stops on token ids")
-        return ids
+        if not self._stop:
+            with _TOKENIZER_LOCK:
+                stop = self.renderer.get_stop_sequences()
+            ids = [token for token in stop if isinstance(token, int)]
+            if not ids or len(ids) != len(stop):
+                raise EnvInputError("renderer", self.name, "a renderer that stops on token ids")
+            self._stop[:] = ids
+        return list(self._stop)
 
     def prompt(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
         """Token ids of a conversation up to where the assistant's next turn starts."""

