@@ -93,6 +93,7 @@ def test_full_disk_during_append_keeps_the_log(store, disk):
     with pytest.raises(InputError, match=r"ledger.jsonl"):
         store.append_line("ledger.jsonl", b"two", number=2)
 
+    assert store.local_path("ledger.jsonl").read_bytes() == b"one\n"
     store.append_line("ledger.jsonl", b"three", number=2)
 
     assert store.read_lines("ledger.jsonl") == [b"one", b"three"]
