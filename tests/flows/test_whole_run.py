@@ -82,7 +82,7 @@ def test_whole_run_takes_the_planned_steps(whole_run: tuple[Run, Outcome]) -> No
         keys = run.keys("updates", prefix=(arm, "train"))
         assert [key[2] for key in keys] == [0, 1, 2, 3]
         versions = run.read_all("rollouts", prefix=(arm, "train")).column("policy_version")
-        assert versions.to_pylist() == [0] * 8 + [2] * 8
+        assert versions.to_pylist() == [0] * 32 + [2] * 32
 
 
 def test_whole_run_keeps_sampling_logprobs_of_the_second_minibatch(

@@ -25,7 +25,7 @@ SPEC: Document = {
     "dataset": {"name": "arithmetic", "split": "train", "n_examples": 8},
     "optimizer": {"name": "adam", "lr": 0.05},
     "steps": 4,
-    "batch_size": 8,
+    "batch_size": 32,
     "max_seq_len": 256,
     "eval": {"benchmark": "arithmetic", "metric": "greedy accuracy", "n_examples": 10},
     "experiment_features": {
@@ -123,7 +123,7 @@ DPPO = {
 
 EXECUTION: Document = {
     "version": 1,
-    "environment": {"name": "arithmetic", "settings": {"operand_max": 9, "held_out": 10}},
+    "environment": {"name": "arithmetic", "settings": {"operand_max": 4, "held_out": 10}},
     "arms": {
         "grpo": {"role": "baseline", "loss": GRPO},
         "dppo": {"role": "treatment", "loss": DPPO},
@@ -132,13 +132,13 @@ EXECUTION: Document = {
     "denominator": {"kind": "none"},
     "rollout": {
         "groups": 4,
-        "group_size": 2,
+        "group_size": 8,
         "minibatches": 2,
         "epochs": 1,
         "temperature": 1.0,
         "top_p": 1.0,
         "top_k": -1,
-        "max_tokens": 6,
+        "max_tokens": 40,
     },
     "optimizer": {"name": "adamw", **OPTIMIZER, "weight_decay": 0.0, "grad_clip_norm": 0.0},
     "rollout_steps": 2,
