@@ -6,12 +6,13 @@ BIN    := $(VENV)/bin
 TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 \
             DO_NOT_TRACK=1 PREFECT_SERVER_ANALYTICS_ENABLED=false
 
-.PHONY: help demo test test-slow bench check format clean
+.PHONY: help demo test test-slow mutants bench check format clean
 
 help:
 	@echo "make demo       run a whole gated comparison on this machine (small real model, no account, no GPU)"
 	@echo "make test       run the tests"
 	@echo "make test-slow  run the longer tests"
+	@echo "make mutants    try wrong versions of the validators and list which test catches each"
 	@echo "make bench      run the speed and memory comparisons (on a quiet machine)"
 	@echo "make check      run ruff, mypy and import-linter"
 	@echo "make format     format the code"
@@ -46,6 +47,9 @@ test-slow: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-dev
 	@OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -q -m bench tests/benchmarks
+
+mutants: $(VENV)/.installed-dev
+	@$(TEST_ENV) $(BIN)/python -m tests.mutants.runner
 
 check: $(VENV)/.installed-dev
 	@$(BIN)/ruff check .

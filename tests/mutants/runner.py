@@ -85,7 +85,7 @@ class _Replaced(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
 
     def exec_module(self, module: types.ModuleType) -> None:
         code = compile(self._mutant.tree(self._path.read_text()), str(self._path), "exec")
-        exec(code, module.__dict__)  # noqa: S102 - the mutant is our own code, one node changed
+        exec(code, module.__dict__)
 
 
 class _FirstFailure:
