@@ -122,7 +122,7 @@ def write_run(
 ) -> Run:
     """Write the run directory of a diagnostic with a planted cause."""
     batch = batch or make_batch(plant)
-    run, execution, settings = create(folder, plant)
+    run, _, settings = create(folder, plant)
     sampled = returned(plant, batch)
     write_batch(run, plant, batch, sampled)
     if freezing:
