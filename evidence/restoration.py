@@ -40,8 +40,6 @@ class RestorationResult:
     @property
     def reason(self) -> str | None:
         """The reason of the first row that has the status of the whole."""
-        if self.status == "passed":
-            return None
         rows = (row.reason for row in self.checks if row.status == self.status)
         return self.note or next(rows, None)
 

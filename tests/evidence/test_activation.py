@@ -91,6 +91,7 @@ def test_bounds_are_inclusive_and_names_exact(metric, value, status):
 def test_what_is_no_number_was_not_measured(metric, no_number):
     result = judge(**{metric: no_number})
     assert (result.status, result.reason) == ("unverified", f"{metric}: measured value")
+    assert {row.check: row.status for row in result.checks}[metric] == "unverified"
     json.dumps(result.to_record(), allow_nan=False)
 
 

@@ -437,3 +437,26 @@ def test_the_command_refuses_missing_files_and_arguments(tmp_path, capsys):
 def test_the_module_keeps_the_public_names():
     assert correctness.parity_errors([1.0], [1.0])["max_abs_error"] == 0.0
     assert correctness.lr_scaling_error([]) is None
+
+
+@pytest.mark.parametrize("minimum", ["0.9", True, [], float("nan")])
+def test_a_minimum_that_is_no_number_verifies_nothing(put, minimum):
+    keys = ("correctness_preflight", "paths", 0, "tolerances", "baseline_gradient", "min_cosine")
+    result = validate(put(SPEC, keys, minimum), REPORT)
+    assert result.reason == "p1: measured baseline_gradient errors"
+
+
+def test_a_planned_path_without_id_is_named(put):
+    result = validate(put(SPEC, ("correctness_preflight", "paths", 0, "id")), REPORT)
+    assert result.reason == "a planned path has no id; p1: a path that the spec's plan names"
+
+
+def test_rows_of_lr_scaling_have_a_status(put):
+    """Exactly proportional updates meet a bound of 0."""
+    exact = [{"learning_rate": rate, "update_norm": 4 * rate} for rate in (0.25, 0.5)]
+    planned = spec({**path(), "lr_scaling": {"rtol": 0}})
+    statuses = []
+    for probes in (exact, [], [exact[0], {"learning_rate": 0.5, "update_norm": 9.0}]):
+        result = validate(planned, put(REPORT, ("paths", 0, "lr_scaling"), probes))
+        statuses.append(result.checks[-1].status)
+    assert statuses == ["passed", "unverified", "failed"]

@@ -90,6 +90,7 @@ def test_evaluator_id_is_the_hash_of_the_canonical_provenance():
                 {"ids": [1]},
                 {"ids": "i0"},
                 {"ids": [""]},
+                {"ids": ["i0", 1]},
                 {"manifest_ref": "items.jsonl"},
                 {"manifest_ref": "", "manifest_sha256": "a" * 64},
                 {"manifest_ref": "items.jsonl", "manifest_sha256": "abc"},
@@ -264,6 +265,7 @@ def test_lists_must_be_lists(put, field, value):
         {"metric": "m"},
         {"metric": "m", "arms": []},
         {"metric": "m", "arms": [1]},
+        {"metric": "m", "arms": ["a", 1]},
         {"metric": 1, "arms": ["a"]},
         {"metric": "m", "arms": "ab"},
     ],
@@ -294,3 +296,8 @@ def test_the_number_of_comparisons_is_bounded(put):
     many = validate(put(GOOD, ("comparisons",), [one] * 201))
     assert many.issues == ("comparisons: expected at most 200; the others are not judged.",)
     assert len(many.comparisons) == 200
+
+
+@pytest.mark.parametrize("report", [None, [], "x", 1])
+def test_an_evaluation_must_be_an_object(report):
+    assert validate(report).issues[0] == "evaluation: expected an object."

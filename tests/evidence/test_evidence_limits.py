@@ -300,3 +300,29 @@ def test_a_checkpoint_is_scanned_too():
     assert validate(report, scan=lambda name, data: ["secret"]).issues == (
         "evidence.checkpoints[0].uri: expected a URI without secrets.",
     )
+
+
+def test_the_limits_are_those_of_the_contract():
+    """10 MiB = 10 485 760 bytes, 40 MiB = 41 943 040 bytes."""
+    assert accepted(file(content="x" * 10_485_760), file("b", content="x" * 10_485_761)) == [
+        True,
+        False,
+    ]
+    kept = [{"name": "all", "sha256": "a" * 64, "size": 41_943_039}]
+    assert accepted(file(content="x"), file("b", content="y"), kept=kept) == [True, False]
+
+
+def test_content_may_be_bytes_that_are_no_text():
+    decision = offer(file(content=b"\xff\x00"))[0]
+    assert (decision.status, decision.size) == ("kept", 2)
+    assert decision.sha256 == hashlib.sha256(b"\xff\x00").hexdigest()
+
+
+def test_a_refused_file_has_no_size():
+    assert offer(file("../a"))[0].to_record() == {
+        "name": "../a",
+        "status": "refused",
+        "sha256": None,
+        "size": 0,
+        "reason": "a name is a plain file name, never a path",
+    }

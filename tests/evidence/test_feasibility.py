@@ -466,3 +466,13 @@ def test_totals_beyond_floats_are_no_projection(put):
 )
 def test_the_gate_has_a_gates_status(put, seconds, status):
     assert validate(SPEC, put(REPORT, ("recovery", "seconds"), seconds)).to_gate().status == status
+
+
+def test_a_reserve_of_zero_is_recorded(put):
+    result = validate(SPEC, put(REPORT, ("recovery", "seconds"), 0))
+    assert (result.status, result.wall_seconds) == ("feasible", 780.0)
+
+
+def test_the_smallest_budget_is_above_zero(put):
+    tiny = validate({**SPEC, "budget": {"max_wall_minutes": 0.5}}, REPORT)
+    assert (tiny.status, tiny.wall_seconds) == ("infeasible", 880.0)

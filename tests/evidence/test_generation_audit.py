@@ -119,6 +119,7 @@ def test_a_blind_audit_without_disagreement_passes():
         ("1 1/2", "1.5", None),
         ("--7", "7", None),
         ("1e99999", "1", None),
+        ("9" * 400, "9" * 400, True),
         ("9" * 401, "9" * 401, None),
         (True, 1, None),
         (None, None, None),
@@ -438,3 +439,34 @@ def test_an_audit_that_applies_or_may_apply_is_enforced(generated, required):
     assert complete.status == "passed"
     assert list(complete.to_record())[-1] == "applicability"
     assert complete.to_gate().gate == "generation_audit"
+
+
+def test_reasons_name_what_is_wrong(put):
+    """One fault each; some of them have consequences that are named as well."""
+    assert "sample_seed must be a whole number." in judge(put(REPORT, ("sample_seed",))).reasons
+    assert judge(tasks=None).reasons[0] == "The dataset file was not retained for this run."
+    assert judge(tasks=None).overlaps is None
+    assert judge(evaluation=None).overlaps is None
+    kept = judge(tasks=put(TASKS, (9, "disposition"), "kept")).reasons
+    assert kept[0] == "Task 10: disposition must be accepted, rejected, execution_error."
+    assert len(kept) == 2
+    bad_rows = judge(tasks=put(put(TASKS, (0, "prompt")), (1, "prompt"))).reasons
+    assert bad_rows[0] == "Task 1: item_id, prompt and answer are required."
+    nothing = {
+        **REPORT,
+        "counts": {"generated": 1, "accepted": 0, "rejected": 1, "execution_errors": 0},
+    }
+    result = judge(nothing, tasks=[task(8, "rejected")])
+    assert (result.sample_size, result.status) == (0, "unverified")
+    assert result.reasons == ("No task was accepted.",)
+
+
+def test_answers_may_be_numbers_but_not_booleans(put):
+    numbers = [{**row, "answer": int(row["answer"])} for row in TASKS]
+    assert judge(tasks=numbers).status == "passed"
+    assert judge(tasks=put(TASKS, (0, "answer"), True)).status == "unverified"
+
+
+def test_an_audit_may_be_of_one_task():
+    report = {**REPORT, "samples": REPORT["samples"][:1]}
+    assert judge(report, rules={**RULES, "min_sample_size": 1}).sample_size == 1

@@ -266,3 +266,11 @@ def test_apply_update_loses_nothing():
 def test_apply_update_refuses_an_inconsistent_output(patch):
     with pytest.raises(InputError, match="structured output: expected a consistent output"):
         apply_update(RUNNING, patch)
+
+
+def test_apply_update_adds_to_the_deviations_posted_before():
+    model = {**STEPS, "field": "model"}
+    one = apply_update(RUNNING, {"deviations": [STEPS]})
+    assert apply_update(one, {"deviations": [model]})["deviations"] == [STEPS, model]
+    assert apply_update(one, {"summary": "On."})["deviations"] == [STEPS]
+    assert "deviations" not in apply_update(RUNNING, {"summary": "On."})

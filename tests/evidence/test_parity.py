@@ -47,6 +47,7 @@ def test_numbers_that_are_not_finite_measure_nothing(bad):
     assert set(parity_errors([1.0, bad], [1.0, bad]).values()) == {None}
     assert set(parity_errors([1.0, bad], [1.0, 2.0]).values()) == {None}
     assert set(parity_errors([1.0, 2.0], [bad, 2.0]).values()) == {None}
+    assert set(parity_errors([1.0, 2.0], [2.0, bad]).values()) == {None}
 
 
 def test_nothing_measures_nothing():
@@ -89,6 +90,7 @@ def test_lr_scaling_error_by_hand():
 def test_lr_scaling_error_counts_shrinking_updates_too():
     """Ratios 4 and 1: three quarters below."""
     assert lr_scaling_error(_probes((0.25, 1.0), (1.0, 1.0))) == 0.75
+    assert lr_scaling_error(_probes((0.25, 1.0), (1.0, 0.0))) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -99,6 +101,7 @@ def test_lr_scaling_error_counts_shrinking_updates_too():
         "x",
         _probes((0.25, 1.0)),
         _probes((0.25, 0.0), (0.5, 0.0)),
+        _probes((0.25, 0.0), (0.5, 1.0)),
         _probes((0.0, 1.0), (0.5, 1.0)),
         _probes((-0.5, 1.0), (0.5, 1.0)),
         _probes((0.25, 1.0), (0.5, -1.0)),

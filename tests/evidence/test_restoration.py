@@ -500,3 +500,52 @@ def test_judging_changes_nothing():
     before = copy.deepcopy(GOOD)
     validate(TWO, GOOD)
     assert before == GOOD
+
+
+def row(result, check):
+    return next(entry for entry in result.checks if entry.check == check)
+
+
+def test_a_group_whose_arms_prove_nothing_is_unverified(put):
+    """The row of the group says so too, not only the rows of the arms."""
+    for start in (by_hash(None), put(by_hash(), ("evidence_ref",))):
+        for arms in ((arm("a", start), arm("b")), (arm("a"), arm("b", start))):
+            found = row(validate(TWO, report(*arms)), "group 1: initialization")
+            assert found.status == "unverified"
+            assert found.reason == (
+                "group 1: initialization: not every arm proves which checkpoint it started from."
+            )
+
+
+def test_a_malformed_hash_is_no_hash_beside_a_full_load(put):
+    """What is stated must be well formed, although the load alone would do."""
+    both = put(URIS, (*INIT, "adapter_sha256"), "abc")
+    assert validate(TWO, both).reason == "b: adapter_sha256 must be 64 hexadecimal digits."
+
+
+def test_the_group_says_whose_output_is_missing_or_on_another_batch(put):
+    name = "group 1: initial output"
+    missing = row(validate(TWO, put(GOOD, OUTPUT)), name)
+    assert (missing.status, missing.reason) == (
+        "unverified",
+        f"{name}: not every arm recorded its output on the fixed batch.",
+    )
+    other = row(validate(TWO, put(GOOD, (*OUTPUT, "batch_sha256"), H)), name)
+    assert (other.status, other.reason) == (
+        "unverified",
+        f"{name}: the arms recorded outputs on different batches.",
+    )
+    lone = validate(spec("a", "b", fixed=False), put(GOOD, OUTPUT))
+    assert name not in [entry.check for entry in lone.checks]
+
+
+def test_what_a_plan_lacks_is_named(put):
+    nothing = put(TWO, ("restoration_preflight", "groups", 0, "arms"), [])
+    assert validate(nothing, GOOD).reason == "group 1: the spec names no arm."
+    unnamed = put(TWO, ("restoration_preflight", "groups", 0, "arms", 0, "name"), None)
+    assert validate(unnamed, GOOD).reason == "(unnamed arm): the spec's arm has no name."
+
+
+def test_the_version_is_named_before_other_gaps(put):
+    changed = put(put(GOOD, ("version",), 2), ("arms", 0, "initialization", "evidence_ref"))
+    assert validate(TWO, changed).reason == "a: initialization provenance version 1."

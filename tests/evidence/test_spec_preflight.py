@@ -173,3 +173,56 @@ def test_what_is_no_spec_is_a_finding(spec):
 def test_the_gate_has_the_same_status(put):
     assert validate(SPEC).to_gate().status == "passed"
     assert validate(put(SPEC, ("arms",))).to_gate().status == "failed"
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("optimizer", "lr"), 0),
+        ((*PATH, "tolerances", "baseline_loss", "atol"), 0),
+        ((*PATH, "tolerances", "baseline_loss", "rtol"), 0),
+        ((*PATH, "tolerances", "baseline_gradient", "min_cosine"), 1),
+        ((*PATH, "tolerances", "baseline_gradient", "min_cosine"), -1),
+        (("decision_rule", "alpha"), 0.999),
+        (("decision_rule", "seeds"), [0, 1, 2**63]),
+    ],
+    ids=repr,
+)
+def test_values_at_the_edge_are_accepted(put, path, value):
+    assert validate(put(SPEC, path, value)).findings == ()
+
+
+def test_one_bad_value_among_good_ones_is_a_finding(put):
+    for path, value in (
+        (("decision_rule", "seeds"), [0, -1]),
+        (("decision_rule", "seeds"), [0, 1.5]),
+        ((*CRITERION, "weights"), {"a": 1, "b": None}),
+        ((*CRITERION, "bounds"), [0, None]),
+        ((*PATH, "tolerances", "baseline_gradient", "min_cosine"), -1.01),
+    ):
+        assert len(validate(put(SPEC, path, value)).findings) == 1
+
+
+def test_a_spec_that_compares_nothing_needs_no_rule(put):
+    alone = put(put(SPEC, (*FEATURES, "paired_comparison"), False), ("decision_rule",), None)
+    assert validate(alone).findings == ()
+
+
+def test_a_lone_arm_needs_both_features(put):
+    lone = put(SPEC, (*ARMS, 1))
+    for paired, restored in ((True, True), (False, False)):
+        features = put(
+            put(lone, (*FEATURES, "paired_training_arms"), paired),
+            (*FEATURES, "checkpoint_restore"),
+            restored,
+        )
+        assert validate(features).findings == (
+            "restoration_preflight.groups[0].arms: one arm alone needs checkpoint_restore and no "
+            "paired training arms.",
+        )
+
+
+def test_a_budget_may_be_small_and_an_audit_of_one_task(put):
+    small = put(put(SPEC, ("budget", "gpu_hours"), 0.5), ("budget", "max_wall_minutes"), 0.5)
+    generated = put(small, (*FEATURES, "generated_training_data"), True)
+    assert validate(put(generated, ("generation_audit", "min_sample_size"), 1)).findings == ()

@@ -151,3 +151,12 @@ def test_without_a_valid_verdict_nothing_is_claimed(report):
 def test_a_definitive_claim_needs_a_successful_execution(status):
     assert judge(output(status=status)).verdict == "inconclusive"
     assert judge(output("inconclusive", status=status)).reasons == ()
+
+
+def test_a_withheld_claim_is_in_the_record():
+    record = judge(output("refuted"), gates={"correctness": "failed"}).to_record()
+    assert record == {
+        "verdict": "inconclusive",
+        "reasons": ["correctness is failed."],
+        "reported_verdict": "refuted",
+    }
