@@ -59,6 +59,7 @@ class LocalStore:
     def __init__(self, root: Path, *, disk: Disk | None = None) -> None:
         self._root = root.absolute()
         self._disk = disk or Disk()
+        self._whole_logs: dict[str, tuple[int, int]] = {}
 
     @property
     def url(self) -> str:
@@ -172,8 +173,18 @@ class LocalStore:
 
     def read_lines(self, log: str, *, after: int = 0) -> list[bytes]:
         """Return the whole lines of a log from line number ``after`` on; a torn one is dropped."""
+        place = self.local_path(log)
+        try:
+            length = place.stat().st_size
+        except FileNotFoundError:
+            return []
+        if self._whole_logs.get(log) == (length, after):
+            return []  # the log has not grown since it was last read to its end
         data = self.read_if_exists(log) or b""
-        return data[: data.rfind(b"\n") + 1].split(b"\n")[:-1][after:]
+        lines = data[: data.rfind(b"\n") + 1].split(b"\n")[:-1]
+        if data.endswith(b"\n"):
+            self._whole_logs[log] = (len(data), len(lines))
+        return lines[after:]
 
     def acquire_lock(self, holder: Mapping[str, Any]) -> LocalLock:
         """Take the folder's lock; it ends with the process at the latest.

@@ -191,3 +191,27 @@ def test_torn_line_longer_than_a_block_is_cut_off(store):
     store.append_line("ledger.jsonl", b"two", number=2)
 
     assert place.read_bytes() == b"one\ntwo\n"
+
+
+def test_log_that_has_not_grown_is_not_read_again(store, monkeypatch):
+    """Asking for news of an unchanged log costs a look at its size; new lines are seen at once."""
+    assert store.read_lines("ledger.jsonl") == [b"one"]
+    monkeypatch.setattr(store, "read_if_exists", None)
+    assert store.read_lines("ledger.jsonl", after=1) == []
+    monkeypatch.undo()
+
+    store.append_line("ledger.jsonl", b"two", number=2)
+
+    assert store.read_lines("ledger.jsonl", after=1) == [b"two"]
+    assert store.read_lines("nothing.jsonl") == []
+
+
+def test_torn_log_is_read_again(store):
+    """A torn line of the very length of the line that replaces it hides nothing."""
+    place = store.local_path("ledger.jsonl")
+    place.write_bytes(b"one\nto")
+    assert store.read_lines("ledger.jsonl", after=1) == []
+
+    place.write_bytes(b"one\nx\n")
+
+    assert store.read_lines("ledger.jsonl", after=1) == [b"x"]
