@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -58,3 +59,17 @@ def test_packages_have_empty_init_files():
     ]
 
     assert full == []
+
+
+def test_every_package_is_listed_for_installation():
+    """A folder of modules that pyproject.toml does not name would be missing from a wheel."""
+    listed = set(
+        tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    )
+    found = {
+        ".".join(path.parent.relative_to(ROOT).parts)
+        for package in ("flows", "tasks", "losses", "envs", "evidence", "deploy")
+        for path in (ROOT / package).rglob("*.py")
+    }
+
+    assert listed == found
