@@ -41,8 +41,8 @@ def test_aggregation_by_hand(mode, denominator, expected):
     ],
 )
 def test_local_denominator_counts_this_batch(mode, expected):
-    """Three tokens in two of three sequences; width 40."""
-    masks = [*MASKS, torch.zeros(3, dtype=torch.bool)]
+    """Three tokens in two of four sequences; width 40."""
+    masks = [*MASKS, torch.zeros(3, dtype=torch.bool), torch.zeros(3, dtype=torch.bool)]
 
     assert local_denominator(mode, masks, width=40) == expected
 
