@@ -78,6 +78,11 @@ def revised_plan(spec: Spec, execution: ExecutionFile, settings: DiagnosticFile)
         f"{settings.groups} groups of {settings.group_size} train tasks on {spec.base_model}."
     )
     _reschedule(raw, changed, settings, rollout_steps=1)
+    raw["title"] = f"Bounded diagnostic of arm {settings.arm}: {spec.title}"
+    raw["success_criterion"] = (
+        "None on the hypothesis, which is not tested. The mask counts as active if four fixed "
+        "rules hold on the second pass over the batch."
+    )
     raw["diagnostic"] = {
         "arm": settings.arm,
         "settings_sha256": settings.digest,
@@ -109,15 +114,14 @@ def next_comparison(
             f"{EPOCHS} passes",
             settings,
         ),
-        _deviation(
-            "steps", f"{spec.steps} optimizer steps", f"{steps} optimizer steps", settings
-        ),
+        _deviation("steps", f"{spec.steps} optimizer steps", f"{steps} optimizer steps", settings),
     ]
     instead = (
         f"Whether {' and '.join(spec.arm_names)} differ as the original claims, with {updates} "
         "updates per rollout batch, a schedule under which the mask was observed to be active."
     )
     _reschedule(raw, changed, settings, rollout_steps=execution.rollout_steps)
+    raw["title"] = f"{spec.title} (revised schedule)"
     gate = raw.get("activation_gate") or {}
     raw["activation_gate"] = {
         **gate,

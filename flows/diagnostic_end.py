@@ -162,7 +162,8 @@ def _close(
         status=status,
         verdict="inconclusive",
         outcome_reason=_reason_of(outcome),
-        summary=f"Bounded diagnostic: {found.conclusion.category} ({found.conclusion.cause}).",
+        summary=f"{found.conclusion.category.replace('_', ' ').capitalize()} "
+        f"({found.conclusion.cause.replace('_', ' ')}). {outcome.reason}",
     )
     ctx.run.append("finished", outcome=outcome.to_record())
     write_reports(ctx.run)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from evidence.errors import InputError
 from losses.advantages import group_advantages
@@ -16,14 +17,16 @@ from tasks.frozen_batch import assert_frozen, frozen
 from tasks.stored_updates import StoredArm, StoredUpdate
 
 ADVANTAGE_TOLERANCE = 1e-5
+Columns: TypeAlias = dict[str, NDArray[Any]]
 _JOINED = ("group", "sample", "position", "token_id", "sampling_logprob", "advantage")
 
 
 def contradictions_of(stored: StoredArm) -> list[str]:
     """Say what does not agree among the files of an arm; empty if everything does."""
     found = [*_hashes(stored), *_advantages(stored)]
+    batches: dict[int, Columns] = {}
     for one in stored.updates:
-        found += _alignment(stored, one)
+        found += _alignment(stored, one, batches)
     return [*found, *_versions(stored)]
 
 
@@ -37,14 +40,22 @@ def _hashes(stored: StoredArm) -> Iterator[str]:
         yield f"{error.field} is {error.value}, frozen was another"
 
 
-def _alignment(stored: StoredArm, one: StoredUpdate) -> Iterator[str]:
-    """Every loss token of an update is a masked token of its minibatch, and the other way round."""
+def _alignment(stored: StoredArm, one: StoredUpdate, batches: dict[int, Columns]) -> Iterator[str]:
+    """Every loss token of an update is a masked token of its minibatch, and the other way round.
+
+    Args:
+        stored: the arm.
+        one: the update.
+        batches: batches that were read already, by rollout step; the step's is added.
+    """
     step, index = int(one.row["step"]), int(one.row["minibatch"])
     key = (stored.arm, stored.phase, step)
     if not stored.run.has_table("tokens", key=key):
         yield f"update {one.update}: tokens of rollout step {step} are not there"
         return
-    expected = _minibatch(stored, key, index)
+    if step not in batches:
+        batches[step] = _masked(stored, key)
+    expected = _minibatch(stored, batches[step], index)
     for name in _JOINED:
         given, wanted = one.columns[name], expected[name]
         if len(given) != len(wanted):
@@ -65,21 +76,25 @@ def _alignment(stored: StoredArm, one: StoredUpdate) -> Iterator[str]:
             return
 
 
-def _minibatch(stored: StoredArm, key: tuple[Any, ...], index: int) -> dict[str, Any]:
-    rollout = stored.execution.rollout
-    size = rollout.groups // rollout.minibatches
+def _masked(stored: StoredArm, key: tuple[Any, ...]) -> Columns:
+    """The trained tokens of a batch, in key order."""
     table = stored.run.read_arrow("tokens", key=key)
-    group = np.asarray(table.column("group").to_numpy())
     mask = np.asarray(table.column("loss_mask").to_numpy(), dtype=bool)
     position = np.asarray(table.column("position").to_numpy())
-    chosen = mask & (position > 0) & (group >= index * size) & (group < (index + 1) * size)
     columns = {}
     for name in _JOINED:
         values = table.column(name).combine_chunks()
         if values.null_count:
             values = values.fill_null(0.0)
-        columns[name] = np.asarray(values.to_numpy(zero_copy_only=False))[chosen]
+        columns[name] = np.asarray(values.to_numpy(zero_copy_only=False))[mask & (position > 0)]
     return columns
+
+
+def _minibatch(stored: StoredArm, batch: Columns, index: int) -> Columns:
+    rollout = stored.execution.rollout
+    size = rollout.groups // rollout.minibatches
+    chosen = (batch["group"] >= index * size) & (batch["group"] < (index + 1) * size)
+    return {name: values[chosen] for name, values in batch.items()}
 
 
 def _advantages(stored: StoredArm) -> Iterator[str]:

@@ -6,6 +6,7 @@ import io
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -205,7 +206,8 @@ def moved(table, name: str):  # type: ignore[no-untyped-def]
     index = table.schema.get_field_index(name)
     values = table.column(name).to_pylist()
     values[-1] = values[-1] - 1 if values[-1] is not None else None
-    return table.set_column(index, table.schema.field(name), [values])
+    field = table.schema.field(name)
+    return table.set_column(index, field, pa.array(values, type=field.type))
 
 
 @pytest.mark.parametrize(
