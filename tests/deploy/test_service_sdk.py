@@ -620,8 +620,8 @@ def test_training_beside_sampling_changes_no_bit(client, look):
     train(alone, steps=4)
     sampler = client.create_sampling_client(base_model="tiny").result(timeout=60)
     asked = types.SamplingParams(max_tokens=400, temperature=1.0, seed=1, stop=[])
-    quiet = sampler.sample(PROMPT, 32, asked).result(timeout=120)
-    busy = sampler.sample(PROMPT, 32, asked)
+    quiet = sampler.sample(PROMPT, 16, asked).result(timeout=120)
+    busy = sampler.sample(PROMPT, 16, asked)
     for _ in range(4):
         beside.forward_backward(supervised(), "cross_entropy")
         last = beside.optim_step(ADAM)
