@@ -116,3 +116,11 @@ def test_lr_scaling_error_counts_shrinking_updates_too():
 )
 def test_lr_scaling_that_was_not_measured(probes):
     assert lr_scaling_error(probes) is None
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e200, 1e-200])
+def test_norms_are_scaled_where_squares_would_not_fit(scale):
+    """Difference (1, 1), reference (1, 0): relative error sqrt(2), cosine 2 / sqrt(5)."""
+    found = parity_errors([2 * scale, scale], [scale, 0.0])
+    assert found["relative_l2_error"] == pytest.approx(math.sqrt(2))
+    assert found["cosine_similarity"] == pytest.approx(2 / math.sqrt(5))

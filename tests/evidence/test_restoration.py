@@ -549,3 +549,13 @@ def test_what_a_plan_lacks_is_named(put):
 def test_the_version_is_named_before_other_gaps(put):
     changed = put(put(GOOD, ("version",), 2), ("arms", 0, "initialization", "evidence_ref"))
     assert validate(TWO, changed).reason == "a: initialization provenance version 1."
+
+
+def test_outputs_are_compared_batch_by_batch(put):
+    """Arms a and b differ on one batch; c alone recorded another."""
+    arms = [
+        arm("a"),
+        put(arm("b"), ("initial_output", "output_sha256"), H),
+        put(arm("c"), ("initial_output", "batch_sha256"), H),
+    ]
+    assert validate(spec("a", "b", "c"), report(*arms)).status == "failed"
