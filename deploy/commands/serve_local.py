@@ -23,8 +23,10 @@ def serve_local(args: argparse.Namespace) -> Never:
         settings = from_arguments(args)
     except ValidationError as error:
         first = error.errors()[0]
-        field = "--" + "-".join(str(part).replace("_", "-") for part in first["loc"])
-        raise InputError(field, first["input"], first["msg"]) from None
+        option = "--" + "-".join(str(part).replace("_", "-") for part in first["loc"])
+        if option == "--":  # a rule about several options: its message names them
+            raise InputError("options", " ".join(sys.argv[2:]), first["msg"]) from None
+        raise InputError(option, first["input"], first["msg"]) from None
     if "port" not in settings.model_fields_set:
         settings = settings.model_copy(update={"port": _DEFAULT_PORT})
     environment = {
