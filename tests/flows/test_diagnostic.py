@@ -280,17 +280,13 @@ def planted(folder: Path, service: LocalService, *faults: str, **rollout: Any) -
     return run_diagnostic(make(folder, service.url, experiment=experiment(**rollout)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "rollout", "cause"),
     [
         ("logprobs_off_by_one", {}, "logprobs_off_by_one"),
-        pytest.param(
-            "temperature_scaled_logprobs",
-            {"temperature": 0.5},
-            "temperature_scaled_logprobs",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param("", {"max_tokens": 1}, "every_answer_truncated", marks=pytest.mark.slow),
+        ("temperature_scaled_logprobs", {"temperature": 0.5}, "temperature_scaled_logprobs"),
+        ("", {"max_tokens": 1}, "every_answer_truncated"),
     ],
 )
 def test_fault_of_the_service_is_found(
