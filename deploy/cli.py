@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from deploy.exit_codes import ExitCode
 from deploy.local_service.settings import add_arguments as add_service_arguments
+from envs.errors import EnvInputError
 from evidence.errors import InputError
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     handler: Callable[[argparse.Namespace], int] = args.handler
     try:
         return int(handler(args))
-    except InputError as error:
+    except (InputError, EnvInputError) as error:
         return _fail(ExitCode.BAD_INPUT, str(error))
     except KeyboardInterrupt:
         return _fail(130, "interrupted; finished work is kept, the same command goes on from there")

@@ -154,7 +154,7 @@ def check_offline(request: DiagnosticRequest) -> OfflinePlan:
     spec, execution = read_experiment(request.spec, execution=request.execution)
     path = find_diagnostic(find_spec(request.spec), request.settings)
     settings = DiagnosticFile.parse(read_bytes(path, field="--settings"), where=str(path))
-    refuse_unsupported(execution)
+    refuse_unsupported(spec, execution)
     original = scaled_experiment(spec, execution, request.profile)
     revised_plan(original.spec, original.execution, settings)
     earlier = _earlier(request)

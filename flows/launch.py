@@ -19,6 +19,8 @@ from evidence.spec import Spec
 from flows.catalog import find_profile, find_spec
 from flows.inputs import read_bytes
 from flows.plan import RunPlan, check_launchable, check_options, refuse_open_points
+from losses.errors import LossConfigError
+from losses.registry import make_loss
 from tasks.clock import SystemClock
 from tasks.patience import RetryPolicy
 from tasks.progress import Progress, silent
@@ -84,7 +86,19 @@ def read_request(request: LaunchRequest) -> ScaledPlan:
     spec, settings = read_experiment(request.spec, execution=request.execution)
     scaled = scaled_experiment(spec, settings, request.profile)
     check_launchable(scaled.spec, scaled.execution)
+    _check_losses(scaled.execution)
     return scaled
+
+
+def _check_losses(execution: ExecutionFile) -> None:
+    """Make every loss once: what the registry refuses is known before a service is asked."""
+    for name, arm in execution.arms.items():
+        if arm.loss is None:
+            continue
+        try:
+            make_loss(arm.loss.config)
+        except LossConfigError as error:
+            raise InputError(f"arms.{name}.loss", arm.loss.kind, str(error)) from None
 
 
 async def make_plan(

@@ -58,5 +58,5 @@ class Outcome:
         if self.stopped_by is not None:
             verdict = f"{verdict} (stopped by the gate {self.stopped_by}: {self.gate_status})"
         elif self.exit_kind == "capacity":
-            verdict = f"{verdict} so far (the service has no capacity; the same command goes on)"
+            verdict = f"{verdict} so far (the service could not be used for now; the same command goes on)"
         return (f"Verdict: {verdict}", f"Why: {self.reason}", f"Look at: {self.run_path}")

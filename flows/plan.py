@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -14,6 +15,7 @@ from tasks.patience import RetryPolicy
 from tasks.progress import Progress, silent
 from tasks.service_settings import ServiceSettings
 
+_ARM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 ACCEPTABLE_GATES = ("correctness", "restoration", "activation", "feasibility")
 """Gates whose missing evidence may be evidence that a service cannot give."""
 
@@ -84,17 +86,25 @@ def check_launchable(spec: Spec, execution: ExecutionFile) -> None:
     if missing:
         expected = f"a value in the execution file ({len(missing)} settings are missing)"
         raise InputError(missing[0], None, expected)
-    refuse_unsupported(execution)
+    refuse_unsupported(spec, execution)
     for finding in contradictions(spec, execution):
         raise InputError(finding.field, finding.value, finding.expected, where="execution file")
 
 
-def refuse_unsupported(execution: ExecutionFile) -> None:
+def refuse_unsupported(spec: Spec, execution: ExecutionFile) -> None:
     """Refuse settings that this version reads but does not carry out.
 
     Raises:
         InputError: naming the first one.
     """
+    refuse_arm_names(spec.arm_names)
+    seeds = spec.rule.seeds
+    if len(seeds) != 1:
+        expected = "one seed: each arm is trained once (several are not supported yet)"
+        raise InputError("decision_rule.seeds", ", ".join(map(str, seeds)), expected)
+    for index, planned in enumerate(spec.arms):
+        if planned.seed is not None and planned.seed not in seeds:
+            raise InputError(f"arms[{index}].seed", planned.seed, f"the scheduled {seeds[0]}")
     for name, arm in execution.arms.items():
         kind = execution.advantage_of(name).kind
         if kind != "group_mean":
@@ -105,6 +115,23 @@ def refuse_unsupported(execution: ExecutionFile) -> None:
             raise InputError(f"arms.{name}.loss.divergence", divergence, expected)
     if execution.warm_start is not None:
         raise InputError("warm_start", "a warm start", "null (not supported yet)")
+
+
+def refuse_arm_names(names: Sequence[str]) -> None:
+    """Refuse names of arms that cannot be names of files, or that say something else.
+
+    Raises:
+        InputError: naming the arm.
+    """
+    for index, name in enumerate(names):
+        where = f"arms[{index}].name"
+        if not _ARM_NAME.fullmatch(name):
+            expected = "letters, digits, '.', '_' and '-', at most 64, the first a letter or digit"
+            raise InputError(where, name, expected)
+        if name.lower() == "base":
+            raise InputError(where, name, "another name (the untrained model is called base)")
+        if name.lower() in [earlier.lower() for earlier in names[:index]]:
+            raise InputError(where, name, "a name that differs from others by more than case")
 
 
 def refuse_open_points(spec: Spec) -> None:

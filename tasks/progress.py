@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -37,3 +40,21 @@ class Progress(Protocol):
 def silent(event: ProgressEvent) -> None:
     """A listener that shows nothing."""
     del event
+
+
+_LISTENER: ContextVar[Progress] = ContextVar("progress listener", default=silent)
+
+
+@contextmanager
+def listening(progress: Progress) -> Iterator[None]:
+    """Let what is started inside find its listener: a flow's parameters are plain JSON."""
+    token = _LISTENER.set(progress)
+    try:
+        yield
+    finally:
+        _LISTENER.reset(token)
+
+
+def current_listener() -> Progress:
+    """The listener of whoever started this, or `silent`."""
+    return _LISTENER.get()

@@ -54,9 +54,14 @@ class ServiceSettings:
     deadlines: Deadlines = field(default_factory=Deadlines)
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise InputError("--service", self.url, "an http(s) URL such as http://127.0.0.1:8000")
+        expected = "an http(s) URL such as http://127.0.0.1:8000"
+        try:
+            parts = urlsplit(self.url)
+            usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:  # brackets that do not close, a port that is no number
+            raise InputError("--service", self.url, expected) from None
+        if not usable:
+            raise InputError("--service", self.url, expected)
         if parts.username or parts.password:
             raise InputError("--service", parts.hostname, "a URL without credentials in it")
 
@@ -118,11 +123,29 @@ def load_service_profile(path: Path | str) -> ServiceSettings:
     for name in raw:
         if name not in known:
             raise InputError(name, raw[name], f"one of {', '.join(sorted(known))}", where=where)
+    _check_profile(raw, where=where)
     try:
         deadlines = Deadlines(**raw.pop("deadlines", {}))
         return ServiceSettings(deadlines=deadlines, **raw)
     except TypeError as error:
         raise InputError("service profile", where, f"known fields ({error})") from None
+
+
+def _check_profile(raw: Mapping[str, Any], *, where: str) -> None:
+    """Refuse fields of a wrong form; the message names the first one."""
+    headers, deadlines = raw.get("header_env", {}), raw.get("deadlines", {})
+    if not isinstance(raw.get("api_key_env", ""), str):
+        expected = "the name of an environment variable"
+        raise InputError("api_key_env", raw["api_key_env"], expected, where=where)
+    if not isinstance(headers, dict) or not all(isinstance(v, str) for v in headers.values()):
+        expected = "an object: header to the name of an environment variable"
+        raise InputError("header_env", headers, expected, where=where)
+    if not isinstance(deadlines, dict):
+        raise InputError("deadlines", deadlines, "an object: name to seconds", where=where)
+    for name, seconds in deadlines.items():
+        number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+        if not number or seconds <= 0:
+            raise InputError(f"deadlines.{name}", seconds, "seconds above 0", where=where)
 
 
 def quiet_sdk(settings: ServiceSettings) -> None:

@@ -9,7 +9,6 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from deploy.exit_codes import ExitCode
 from deploy.local_service import launch
@@ -19,10 +18,9 @@ from evidence.errors import InputError
 from flows.catalog import find_spec
 from flows.launch import LaunchRequest, make_plan, read_request
 from flows.outcome import ExitKind, Outcome
-from flows.plan import RunPlan
 from flows.run import carry_out
 from tasks.failures import PermanentServiceError, ServiceError
-from tasks.progress import Progress
+from tasks.progress import Progress, listening
 from tasks.service_settings import ServiceSettings, load_service_profile
 
 EXIT_CODES: Mapping[ExitKind, ExitCode] = {
@@ -56,7 +54,12 @@ def run(args: argparse.Namespace) -> int:
             listener() as progress,
             service_of(args, run_dir=request.run_dir, store_of=request.run_id) as service,
         ):
-            outcome = asyncio.run(_carry_out(request, service, progress, prefect=args.prefect))
+            work = (
+                _carry_out(request, service, args.service_profile, progress)
+                if args.prefect
+                else _carry_out_plainly(request, service, progress)
+            )
+            outcome = asyncio.run(work)
     except PermanentServiceError as error:
         return _refused(ExitCode.BAD_INPUT, error)
     except ServiceError as error:
@@ -66,31 +69,35 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _carry_out(
-    request: LaunchRequest, service: ServiceSettings, progress: Progress, *, prefect: bool
+    request: LaunchRequest, service: ServiceSettings, profile: str | None, progress: Progress
 ) -> Outcome:
-    plan = await make_plan(request, service, progress=progress)
-    return await (_as_flow(plan) if prefect else carry_out(plan))
-
-
-async def _as_flow(plan: RunPlan) -> Outcome:
-    """Carry a plan out as a Prefect flow run, so that every gate and step is a task there.
+    """Carry a request out as a Prefect flow run, so that every gate and step is a task there.
 
     Without ``PREFECT_API_URL`` Prefect starts a server of its own for as long as this takes.
     """
     quiet_prefect(os.environ)
-    from prefect import flow  # noqa: PLC0415 - its settings are read from the environment first
+    from flows.comparison import comparison  # noqa: PLC0415 - Prefect reads its settings on import
 
-    outcomes: list[Outcome] = []
+    with listening(progress):
+        record = await comparison(
+            spec_name_or_path=request.spec,
+            service_url=service.url,
+            run_id=request.run_id,
+            run_dir=request.run_dir,
+            profile=request.profile,
+            limit=request.limit,
+            accept_unverified=list(request.accept_unverified),
+            execution=request.execution,
+            strict_model=request.strict_model,
+            service_profile=profile,
+        )
+    return Outcome.from_record(record)
 
-    @flow(name="comparison", persist_result=False, validate_parameters=False)
-    async def comparison(spec: str, run_id: str, run_dir: str, service: str) -> dict[str, Any]:
-        outcomes.append(await carry_out(plan))
-        return outcomes[0].to_record()
 
-    await comparison(
-        spec=plan.spec.title, run_id=plan.run_id, run_dir=plan.run_dir, service=plan.service.url
-    )
-    return outcomes[0]
+async def _carry_out_plainly(
+    request: LaunchRequest, service: ServiceSettings, progress: Progress
+) -> Outcome:
+    return await carry_out(await make_plan(request, service, progress=progress))
 
 
 def quiet_prefect(environment: "os._Environ[str]") -> None:
@@ -115,6 +122,9 @@ def service_of(
     elif args.service != "local":
         yield ServiceSettings(url=args.service)
     else:
+        if "://" in run_dir:
+            expected = "a local folder where --service is local (its checkpoints lie there)"
+            raise InputError("--run-dir", run_dir, expected)
         settings = LocalServiceSettings(
             store=Path(run_dir) / ".service" / store_of,
             threads=max(1, min(_MAX_THREADS, os.cpu_count() or 1)),

@@ -146,6 +146,8 @@ def test_an_execution_file_of_another_spec_is_a_contradiction(tmp_path, capsys):
         (["--accept-unverified", "nothing"], "--accept-unverified: expected one of"),
         (["--profile", "nothing"], "--profile: expected"),
         (["--service", "not a url"], "--service: expected"),
+        (["--service", "http://[x"], "--service: expected"),
+        (["--service", "http://h:abc"], "--service: expected"),
     ],
 )
 def test_run_refuses_a_wrong_option_before_it_starts_anything(tmp_path, capsys, options, said):
@@ -207,3 +209,47 @@ def test_help_exists_for_every_command(capsys):
             main([command, "--help"])
         assert stopped.value.code == 0
         assert f"gated-rl {command}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("profile", "said"),
+    [
+        ({"url": "http://127.0.0.1:1", "header_env": []}, "header_env"),
+        ({"url": "http://127.0.0.1:1", "deadlines": {"reach": "x"}}, "deadlines.reach"),
+        ({"url": "http://127.0.0.1:1", "password": "x"}, "password"),
+    ],
+)
+def test_a_wrong_service_profile_is_one_line(tmp_path, capsys, profile, said):
+    """Every field of a service profile is checked before a request is made."""
+    path = tmp_path / "service.json"
+    path.write_text(json.dumps(profile))
+    runs = str(tmp_path / "runs")
+
+    assert main(["run", "tiny", "--service-profile", str(path), "--run-dir", runs]) == 2
+    assert said in one_line(capsys)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda s: s["decision_rule"].update(seeds=[0, 1]), "decision_rule.seeds: expected one"),
+        (lambda s: s["arms"][0].update(seed=7), "arms[0].seed: expected the scheduled 0"),
+        (lambda s: s["arms"][0].update(name="clip 0.2/0.28"), "arms[0].name: expected letters"),
+        (lambda s: s["arms"][0].update(name="base"), "arms[0].name: expected another name"),
+        (lambda s: s["arms"][0].update(name="DPPO"), "more than case"),
+    ],
+    ids=["two seeds", "unscheduled seed", "no file name", "called base", "case twins"],
+)
+def test_run_refuses_a_spec_that_it_could_not_carry_to_the_end(tmp_path, capsys, change, said):
+    """What would only fail after all training is refused before anything is started."""
+    spec = json.loads((SPECS / "tiny.json").read_text())
+    old = spec["arms"][0]["name"]
+    change(spec)
+    new = spec["arms"][0]["name"]
+    execution = json.loads((SPECS / "tiny.execution.json").read_text())
+    execution["arms"] = {new if k == old else k: v for k, v in execution["arms"].items()}
+    (tmp_path / "s.json").write_text(json.dumps(spec))
+    (tmp_path / "s.execution.json").write_text(json.dumps(execution))
+
+    assert main(["run", str(tmp_path / "s.json"), "--run-dir", str(tmp_path / "runs")]) == 2
+    assert said in one_line(capsys)
