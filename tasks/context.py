@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 
 import tinker
 
-from envs.protocols import Environment, EpisodeSettings
+from envs.protocols import Environment, Episode, EpisodeSettings
 from evidence.execution import ExecutionFile
 from evidence.run import Run
 from evidence.spec import Spec
 from tasks.arms import ArmPlan, arm_plans
-from tasks.failures import ModelLost, ServiceError
+from tasks.failures import ModelLost, ServiceError, ServiceOutage
 from tasks.progress import Progress, ProgressEvent, silent
 from tasks.reachability import ServerInfo
 from tasks.service import LoraSettings, Service
@@ -247,6 +247,18 @@ async def settle_all(work: Sequence[Awaitable[T]]) -> list[T]:
     if errors:
         raise min(errors, key=_rank)
     return [result for result in results if not isinstance(result, BaseException)]
+
+
+def require_graded(episodes: Sequence[Episode]) -> None:
+    """Refuse episodes whose simulator or judge failed: they are neither a score nor dropped.
+
+    Raises:
+        ServiceOutage: if any is not graded. The run may go on later; finished work is kept.
+    """
+    for episode in episodes:
+        if not episode.graded:
+            words = str(episode.info.get("failure") or episode.stop_reason)
+            raise ServiceOutage(words, what=f"grading of {episode.item_id}", final=True)
 
 
 def _rank(error: BaseException) -> int:

@@ -12,7 +12,7 @@ from evidence.errors import ConflictError
 from evidence.evaluator import evaluator_id
 from evidence.gate import CheckResult, GateResult, GateStatus
 from evidence.run import TableRef
-from tasks.context import RunContext, settle_all
+from tasks.context import RunContext, require_graded, settle_all
 from tasks.failures import ModelLost
 from tasks.gate_answer import GateAnswer
 from tasks.sampling import ServiceSampler
@@ -145,6 +145,7 @@ class Scoring:
                 for item_id in items
             ]
         )
+        require_graded(episodes)
         place = {
             "arm": arm,
             "label": self._label,

@@ -12,7 +12,7 @@ from evidence.canonical import canonical_bytes, digest
 from evidence.run import TableRef
 from losses.advantages import group_mean_advantages, verl_group_advantages
 from tasks.arms import ArmPlan
-from tasks.context import RunContext, settle_all
+from tasks.context import RunContext, require_graded, settle_all
 from tasks.failures import ModelLost
 from tasks.learner import Learner
 
@@ -77,7 +77,11 @@ class GroupSampling:
         self._version = policy_version
 
     async def sample(self, group: int, item_id: str, sampler: Sampler) -> None:
-        """Sample and grade one group and keep it."""
+        """Sample and grade one group and keep it.
+
+        Raises:
+            ServiceOutage: if the simulator or the judge failed; nothing of the group is kept.
+        """
         ctx = self._ctx
         seeds = [self._seed(group, sample) for sample in range(ctx.execution.rollout.group_size)]
         episodes = await settle_all(
@@ -88,6 +92,7 @@ class GroupSampling:
                 for seed in seeds
             ]
         )
+        require_graded(episodes)
         advantages = group_advantages(self._arm, [episode.reward for episode in episodes])
         tables: dict[str, list[dict[str, Any]]] = {"rollouts": [], "tokens": [], "turns": []}
         for sample, (episode, seed, advantage) in enumerate(
