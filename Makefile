@@ -40,10 +40,10 @@ demo: $(VENV)/.installed
 	  { code=$$?; [ $$code -eq 10 ] || [ $$code -eq 11 ] || exit $$code; }
 
 test: $(VENV)/.installed-dev
-	@$(TEST_ENV) $(BIN)/python -m pytest -q -m "not slow and not bench and not network"
+	@$(TEST_ENV) $(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow and not bench and not network"
 
 test-slow: $(VENV)/.installed-dev
-	@$(TEST_ENV) $(BIN)/python -m pytest -q -m "slow and not network"
+	@$(TEST_ENV) $(BIN)/python -m pytest -q -n 2 --dist loadfile -m "slow and not bench and not network"
 
 bench: $(VENV)/.installed-dev
 	@OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -q -m bench tests/benchmarks
