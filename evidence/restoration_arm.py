@@ -165,7 +165,7 @@ def _optimizer_check(plan: Mapping[str, Any], check: Mapping[str, Any]) -> list[
     findings = []
     if not is_text(requested) or not isinstance(wanted, Mapping | None):
         findings.append(_gap(f"{where}: the spec names no optimizer with its config."))
-    elif _family(actual) != _family(requested):
+    elif not same_family(actual, requested):
         findings.append(
             Finding("failed", f"{where}: {show(actual)} is active, {show(requested)} is planned.")
         )
@@ -179,6 +179,11 @@ def _optimizer_check(plan: Mapping[str, Any], check: Mapping[str, Any]) -> list[
     if not is_text(check.get("evidence_ref")):
         findings.append(_gap(f"{where}: evidence_ref is required."))
     return findings
+
+
+def same_family(one: str, other: str) -> bool:
+    """Whether two names of optimizers stand for one; Adam and AdamW do."""
+    return _family(one) == _family(other)
 
 
 def _family(name: str) -> str:

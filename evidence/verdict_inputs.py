@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from evidence import decision, evaluator
+from evidence import decision, evaluator, restoration
 from evidence.canonical import loads_strict
 from evidence.criteria import DecisionResult
 from evidence.decision import FinalVerdict
@@ -87,6 +87,9 @@ def final_verdict(
 ) -> FinalVerdict:
     """Say what a finished run may claim: its decision, less what its gates withhold.
 
+    Every load of a training state is judged again with what the run posted last (``restores``):
+    the restoration gate has only seen those before training.
+
     Args:
         judged: the recomputed decision.
         spec: the spec as given, for the arms that must be complete.
@@ -98,6 +101,8 @@ def final_verdict(
     statuses = dict(gates)
     if record.get("evaluation") is not None:
         statuses["evaluation"] = evaluator.validate(record["evaluation"]).status
+    provenance = record.get("initialization_provenance")
+    statuses["restores"] = restoration.validate(spec, provenance).status
     planned = {as_mapping(arm).get("name") for arm in as_list(spec_mapping(spec).get("arms"))}
     done = set(as_list(record.get("completed_arms")))
     is_whole = as_mapping(identity).get("limit") is None and record.get("status") == "succeeded"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from evidence import decision, evaluator
+from evidence import decision, evaluator, restoration
 from evidence.criteria import DecisionResult
 from evidence.decision import FinalVerdict
 from evidence.result import StructuredResult
@@ -33,9 +33,14 @@ def decide(ctx: RunContext, result: StructuredResult) -> tuple[DecisionResult, F
     write_decision(ctx, judged)
     posted = result.current
     gates: dict[str, str] = {name: gate.status for name, gate in ctx.run.gates().items()}
+    provenance = posted.get("initialization_provenance")
     final = decision.final_verdict(
         judged,
-        gates=gates | {"evaluation": evaluator.validate(evaluation).status},
+        gates=gates
+        | {
+            "evaluation": evaluator.validate(evaluation).status,
+            "restores": restoration.validate(ctx.spec.raw, provenance).status,
+        },
         original_hypothesis_tested=posted.get("original_hypothesis_tested", True),
         tested_instead=posted.get("tested_instead"),
         deviations=posted.get("deviations", []),

@@ -6,10 +6,14 @@ What the service reports about the optimizer is read after each load, before the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from evidence.canonical import canonical_bytes
+from evidence.restoration_arm import same_family
+from evidence.values import same
 from tasks.context import RunContext
+from tasks.failures import Failure, FailureKind, PermanentServiceError
 from tasks.trainer import Trainer
 
 
@@ -34,10 +38,26 @@ class Openings:
             uri: the checkpoint.
             version: updates that it contains.
             replayed: stored updates that are applied again after it.
+
+        Raises:
+            PermanentServiceError: if another state than that of the checkpoint was loaded, or a
+                restored optimizer is not the planned one. No update follows such a load; it is
+                kept as an event `load_refused` and is not one of the restores.
+            ServiceOutage: if the embedded service, which can say what it has loaded, did not.
         """
         trainer = await self._ctx.service.load_trainer(uri, label=f"{self._phase}-{self._arm}")
+        try:
+            return await self._checked(trainer, uri, version, replayed=replayed)
+        except BaseException:
+            await trainer.close()
+            raise
+
+    async def _checked(self, trainer: Trainer, uri: str, version: int, *, replayed: int) -> Trainer:
         restore = len(self.recorded())
         observed = await trainer.observe()
+        if observed is None and self._ctx.server.local:
+            text = f"no report about the loaded model {trainer.info.model_id}"
+            raise Failure(FailureKind.OUTAGE, text).as_error(f"look at {self._arm} after a load")
         record = {
             "arm": self._arm,
             "phase": self._phase,
@@ -49,6 +69,7 @@ class Openings:
             "info": _info(trainer),
             "observed": observed,
         }
+        self._refuse(record)
         name = f"ledger.jsonl client_opened {self._arm} {self._phase} {restore}"
         self._ctx.run.append("client_opened", evidence=name, **record)
         self._ctx.run.write_table(
@@ -57,6 +78,44 @@ class Openings:
             key=(self._arm, self._phase, restore),
         )
         return trainer
+
+    def _refuse(self, record: dict[str, Any]) -> None:
+        """Stop before an update is applied to a state that it does not belong to.
+
+        Hyperparameters at the first load are the restoration gate's to judge; only after a restore
+        is there no gate left.
+        """
+        reported = (record["observed"] or {}).get("optimizer") or {}
+        planned = self._ctx.execution.optimizer.model_dump()
+        problems = _wrong_steps(reported, record["policy_version"])
+        if record["restore"] > 0:
+            problems += _wrong_optimizer(reported, planned)
+        if not problems:
+            return
+        self._ctx.run.append("load_refused", problems=problems, **record)
+        what = f"load {record['requested_uri']} for {self._arm}"
+        text = "; ".join(problems)
+        failure = Failure(FailureKind.PERMANENT, text)
+        raise PermanentServiceError(text, what=what, failure=failure, final=True)
+
+
+def _wrong_steps(reported: Mapping[str, Any], version: int) -> list[str]:
+    steps = reported.get("steps")
+    if steps is None or same(steps, version):
+        return []
+    return [f"the optimizer that was loaded has done {steps} steps, the checkpoint holds {version}"]
+
+
+def _wrong_optimizer(reported: Mapping[str, Any], planned: Mapping[str, Any]) -> list[str]:
+    actual, name = reported.get("type"), planned["name"]
+    wrong = []
+    if actual is not None and not same_family(str(actual), name):
+        wrong.append(f"the optimizer that was loaded is {actual}, planned is {name}")
+    return wrong + [
+        f"the {key} of the optimizer that was loaded is {reported[key]!r}, planned is {value!r}"
+        for key, value in planned.items()
+        if key != "name" and reported.get(key) is not None and not same(reported[key], value)
+    ]
 
 
 def _info(trainer: Trainer) -> dict[str, Any]:

@@ -23,6 +23,10 @@ def spec(**over):
         "primary_endpoint": "accuracy@final",
         "arms": [{"name": "grpo", "seed": 0}, {"name": "dppo", "seed": 0}],
         "experiment_features": {"paired_comparison": True},
+        "restoration_preflight": {
+            "applicable": True,
+            "groups": [{"arms": [{"name": name, "optimizer": "adam"} for name in ARMS]}],
+        },
         "decision_rule": {
             "version": 1,
             "unit": "fixed_checkpoint_items",
@@ -70,6 +74,37 @@ def provenance(items):
         "decoding": {"temperature": 0, "max_tokens": 8, "stop": []},
         "parser": "last number",
         "items": {"ids": [f"i{i}" for i in range(items)]},
+    }
+
+
+def initialization_provenance(*, restores=0, actual_after_restore="adamw"):
+    """Both arms start from one adapter; each restore is followed by a check of its optimizer."""
+    return {
+        "version": 1,
+        "arms": [
+            {
+                "arm": arm,
+                "initialization": {
+                    "base_checkpoint": "m",
+                    "adapter_sha256": "d" * 64,
+                    "source": "server_response",
+                    "evidence_ref": "ledger.jsonl",
+                    "before_first_update": True,
+                },
+                "restore_count": restores,
+                "optimizer_checks": [
+                    {
+                        "after_restore": number,
+                        "before_next_update": True,
+                        "actual": actual_after_restore if number else "adamw",
+                        "source": "server_response",
+                        "evidence_ref": "ledger.jsonl",
+                    }
+                    for number in range(restores + 1)
+                ],
+            }
+            for arm in ARMS
+        ],
     }
 
 
@@ -216,6 +251,7 @@ def build_finished_run(
     gates=None,
     deviations=(),
     prediction="4",
+    initialization=None,
 ):
     """Write a run from start to verdict; arguments change scores, gates or deviations."""
     run = Run.create(
@@ -236,6 +272,7 @@ def build_finished_run(
     )
     run.write_json("effective-config.json", {"steps": 4, "arms": list(ARMS)})
     write_gates(run, **(gates or {}))
+    result.post_block("initialization_provenance", initialization or initialization_provenance())
     scores = {
         "base": [0.0] * items,
         "grpo": [float(i < baseline) for i in range(items)],

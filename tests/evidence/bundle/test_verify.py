@@ -15,6 +15,7 @@ from evidence.bundle import build_bundle
 from evidence.canonical import sha256_hex
 from evidence.errors import InputError
 from evidence.verify import verify_bundle
+from tests.evidence.finished_run import initialization_provenance
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +59,25 @@ def test_untouched_copy_verifies_without_network(folder, monkeypatch):
     after = {path.name: (path.stat().st_mtime_ns, path.stat().st_size) for path in folder.iterdir()}
     assert after == before
     assert json.loads(json.dumps(found.to_record()))["ok"] is True
+
+
+@pytest.mark.parametrize(
+    ("actual", "status"), [("adamw", None), ("sgd", "failed"), (None, "unverified")]
+)
+def test_optimizer_after_a_restore_is_part_of_the_verdict(
+    actual, status, make_finished_run, tmp_path
+):
+    """The restoration gate passed before training; one restore later the optimizer is another."""
+    provenance = initialization_provenance(restores=1, actual_after_restore=actual)
+    run = make_finished_run(root=tmp_path, initialization=provenance)
+    build_bundle(run, environment={})
+
+    found = verify_bundle(tmp_path / "r1" / "bundle")
+
+    assert found.problems == ()
+    assert found.verdict == ("supported" if status is None else "inconclusive")
+    withheld = found.recomputed["verdict"]["withheld"]
+    assert withheld == ([] if status is None else [f"restores is {status}."])
 
 
 def test_edited_row_is_found_by_its_hash(folder):

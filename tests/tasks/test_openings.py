@@ -1,0 +1,115 @@
+"""A load is held against what the service says it loaded, before any update is applied to it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from tasks.context import RunContext
+from tasks.failures import PermanentServiceError, ServiceOutage
+from tasks.openings import Openings
+from tasks.trainer import TrainerInfo
+from tests.tasks import recorded_runs
+
+PLANNED = {"type": "adamw", "learning_rate": 1e-4, "beta1": 0.9, "beta2": 0.95}
+INFO = TrainerInfo("m1", "tiny", 4, True, None, "tiny")
+
+
+class FakeTrainer:
+    """A loaded client whose service says whatever it is told to say."""
+
+    def __init__(self, observed: dict[str, Any] | None) -> None:
+        self.info, self.observed, self.closed = INFO, observed, False
+
+    async def observe(self) -> dict[str, Any] | None:
+        return self.observed
+
+    async def close(self) -> bool:
+        self.closed = True
+        return True
+
+
+class Loads:
+    """The loads of one arm, with the answers that the service gives to them in turn."""
+
+    def __init__(self, folder: Path, *observed: dict[str, Any] | None, local: bool = True) -> None:
+        self.run, execution, _ = recorded_runs.create(folder, recorded_runs.Plant())
+        self.trainers = [FakeTrainer(one) for one in observed]
+        waiting = iter(self.trainers)
+
+        async def load_trainer(uri: str, *, label: str) -> FakeTrainer:
+            return next(waiting)
+
+        ctx = SimpleNamespace(
+            run=self.run,
+            execution=execution,
+            server=SimpleNamespace(local={"service": "x"} if local else {}),
+            service=SimpleNamespace(load_trainer=load_trainer),
+        )
+        self.openings = Openings(cast(RunContext, ctx), "dppo", "train")
+
+
+def _reported(**optimizer: Any) -> dict[str, Any]:
+    return {"model_id": "m1", "optimizer": {**PLANNED, "steps": 0, **optimizer}}
+
+
+@pytest.mark.anyio
+async def test_load_of_the_right_state_is_recorded(tmp_path: Path) -> None:
+    loads = Loads(tmp_path, _reported(), _reported(steps=2))
+
+    await loads.openings.load("tinker://a", 0, replayed=0)
+    await loads.openings.load("tinker://b", 2, replayed=1)
+
+    assert [event["restore"] for event in loads.openings.recorded()] == [0, 1]
+    assert [trainer.closed for trainer in loads.trainers] == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"steps": 0}, "has done 0 steps, the checkpoint holds 2"),
+        ({"steps": 2, "type": "sgd"}, "is sgd, planned is adamw"),
+        ({"steps": 2, "beta2": 0.5}, "the beta2 of the optimizer that was loaded is 0.5"),
+    ],
+    ids=["moments_forgotten", "other_family", "other_setting"],
+)
+@pytest.mark.anyio
+async def test_restore_of_another_optimizer_is_refused(
+    changed: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    """It is released, kept apart from the restores, and a right one may follow it."""
+    loads = Loads(tmp_path, _reported(), _reported(**changed), _reported(steps=2))
+    await loads.openings.load("tinker://a", 0, replayed=0)
+
+    with pytest.raises(PermanentServiceError, match=words) as caught:
+        await loads.openings.load("tinker://b", 2, replayed=0)
+
+    assert caught.value.final
+    assert loads.trainers[1].closed
+    assert loads.run.events("load_refused")[0]["policy_version"] == 2
+    await loads.openings.load("tinker://b", 2, replayed=0)
+    assert [event["restore"] for event in loads.openings.recorded()] == [0, 1]
+
+
+@pytest.mark.anyio
+async def test_embedded_service_must_say_what_it_loaded(tmp_path: Path) -> None:
+    """The report was lost on its way: that is asked again, not left out of the record."""
+    loads = Loads(tmp_path, None)
+
+    with pytest.raises(ServiceOutage, match="no report about the loaded model m1") as caught:
+        await loads.openings.load("tinker://a", 0, replayed=0)
+
+    assert not caught.value.final
+    assert loads.openings.recorded() == []
+
+
+@pytest.mark.anyio
+async def test_other_services_may_say_nothing(tmp_path: Path) -> None:
+    loads = Loads(tmp_path, None, local=False)
+
+    await loads.openings.load("tinker://a", 0, replayed=0)
+
+    assert loads.openings.recorded()[0]["observed"] is None
