@@ -243,6 +243,8 @@ def retry_after_seconds(headers: dict[str, str], now: datetime | None = None) ->
         moment = email.utils.parsedate_to_datetime(raw)
     except ValueError:
         return None
+    if moment.tzinfo is None:  # "-0000": UTC, of a sender that does not name its zone
+        moment = moment.replace(tzinfo=UTC)
     return max(0.0, (moment - (now or datetime.now(UTC))).total_seconds())
 
 

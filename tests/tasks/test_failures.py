@@ -116,3 +116,12 @@ def test_retry_after_reads_seconds_and_dates(
     headers: dict[str, str], seconds: float | None
 ) -> None:
     assert retry_after_seconds(headers, datetime(2025, 11, 29, 12, 0, tzinfo=UTC)) == seconds
+
+
+def test_retry_after_takes_a_date_without_a_zone_for_utc() -> None:
+    """``-0000`` is UTC by RFC 5322; Python reads it as a time without a zone."""
+    noon = datetime(2025, 11, 29, 12, 0, tzinfo=UTC)
+
+    seconds = retry_after_seconds({"Retry-After": "Sat, 29 Nov 2025 12:00:30 -0000"}, noon)
+
+    assert seconds == 30.0
