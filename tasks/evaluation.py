@@ -64,12 +64,14 @@ def freeze_evaluator(ctx: RunContext) -> tuple[str, dict[str, Any]]:
 
 
 async def check_canaries(ctx: RunContext) -> GateAnswer:
-    """Freeze the evaluator, and grade replies whose grade is known.
+    """Freeze the evaluator, hold it against the plan, and grade replies whose grade is known.
 
-    A grader that gets them wrong scores nobody.
+    A grader that gets them wrong scores nobody, and neither does one that lacks planned items or
+    metrics.
     """
     freeze_evaluator(ctx)
-    checks = tuple(
+    planned = (*_missing_items(ctx), *_unknown_metrics(ctx))
+    canaries = tuple(
         CheckResult(
             check=f"{canary.item_id}: {canary.metric}",
             status="passed" if canary.ok else "failed",
@@ -79,12 +81,44 @@ async def check_canaries(ctx: RunContext) -> GateAnswer:
         )
         for canary in ctx.environment.canaries()
     )
+    checks = planned + canaries
     reasons = tuple(f"{check.check}: {check.reason}" for check in checks if check.reason)
-    if not checks:
+    if not canaries and not reasons:
         reasons = ("the environment has no canary",)
         return GateAnswer(GateResult(gate="evaluator", status="unverified", reasons=reasons))
     status: GateStatus = "failed" if reasons else "passed"
     return GateAnswer(GateResult(gate="evaluator", status=status, reasons=reasons, checks=checks))
+
+
+def _missing_items(ctx: RunContext) -> list[CheckResult]:
+    """A failed check where there are fewer held-out items than planned.
+
+    A limited run gives no verdict, so that it may do with what there is.
+    """
+    planned, found = ctx.execution.evaluation.items, len(ctx.eval_ids)
+    if found == planned or ctx.limit is not None:
+        return []
+    reason = f"{found} items, planned are {planned}"
+    name = "held-out items"
+    return [CheckResult(name, "failed", reason=reason, tolerance=planned, measured=found)]
+
+
+def compared_metrics(ctx: RunContext) -> list[str]:
+    """Metrics that the decision rule names, in its order; the environment's first where none."""
+    if ctx.spec.decision_rule is None:
+        return list(ctx.environment.metrics[:1])
+    return list(dict.fromkeys(criterion.metric for criterion in ctx.spec.rule.criteria))
+
+
+def _unknown_metrics(ctx: RunContext) -> list[CheckResult]:
+    """A failed check for each metric of the decision rule that the environment does not give."""
+    known = list(ctx.environment.metrics)
+    reason = f"the environment does not measure it; it measures {', '.join(known)}"
+    return [
+        CheckResult(f"metric {metric}", "failed", reason=reason, tolerance=metric, measured=known)
+        for metric in compared_metrics(ctx)
+        if metric not in known
+    ]
 
 
 async def evaluate(ctx: RunContext, subject: Subject, label: str) -> TableRef:

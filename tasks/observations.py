@@ -9,16 +9,9 @@ from typing import Any
 from evidence.canonical import sha256_hex
 from evidence.run import TableRef
 from tasks.context import RunContext
-from tasks.evaluation import BASE, FINAL, freeze_evaluator, mean_scores
+from tasks.evaluation import BASE, FINAL, compared_metrics, freeze_evaluator, mean_scores
 
 OBSERVATIONS_FILE = "scored-observations.jsonl"
-
-
-def compared_metrics(ctx: RunContext) -> list[str]:
-    """Metrics that the decision rule names, in its order; the environment's first where none."""
-    if ctx.spec.decision_rule is None:
-        return list(ctx.environment.metrics[:1])
-    return list(dict.fromkeys(criterion.metric for criterion in ctx.spec.rule.criteria))
 
 
 def write_observations(ctx: RunContext) -> TableRef:

@@ -103,6 +103,11 @@ async def open_fake() -> Any:
     return FakeSampler()
 
 
+def _any(fake: object) -> Any:
+    """A fake in the place of the real thing."""
+    return fake
+
+
 def context(
     folder: Path,
     environment: Any = None,
@@ -119,9 +124,9 @@ def context(
         run=run,
         spec=Spec.parse(document),
         execution=ExecutionFile.parse(execution),
-        service=service or FakeService(),
+        service=service if service is not None else _any(FakeService()),
         server=ServerInfo(models=("tiny",)),
         choices=LaunchChoices(limit=limit),
     )
-    ctx.environment = environment or FakeEnvironment()
+    ctx.environment = environment if environment is not None else _any(FakeEnvironment())
     return ctx
