@@ -31,7 +31,11 @@ async def ensure_initialization(ctx: RunContext) -> str:
             await trainer.close()
 
     uri = await ctx.service.retrying("initialization checkpoint", make, from_scratch=True)
-    report = await ctx.service.reachability.checkpoint(uri)
+
+    async def look() -> dict[str, Any] | None:
+        return await ctx.service.reachability.checkpoint(uri)
+
+    report = await ctx.service.retrying("initialization checkpoint, report", look)
     ctx.run.append("initialization", uri=uri, report=report)
     return uri
 

@@ -14,10 +14,13 @@ from urllib.parse import quote
 import httpx
 
 from tasks.clock import Clock
-from tasks.failures import PermanentServiceError, ServiceOutage
+from tasks.failures import Failure, FailureKind, PermanentServiceError, ServiceOutage
 from tasks.service_settings import ServiceSettings
 
 _PREFIX = "/api/v1"
+_HAS_IT_NOT = (404, 405)
+"""The only answers that say that this is not the embedded service, or that it has no such thing."""
+_REFUSED = frozenset(range(400, 500)) - {*_HAS_IT_NOT, 408, 425, 429}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,7 @@ class Reachability:
 
         Raises:
             ServiceOutage: if nothing answered.
-            PermanentServiceError: if it refuses the credentials.
+            PermanentServiceError: if it refuses the credentials, or to say what it is.
         """
         deadline = self._clock.now() + self._settings.deadlines.reach
         delay, error = 0.5, "no answer"
@@ -73,11 +76,21 @@ class Reachability:
             delay = min(2.0 * delay, 5.0)
 
     async def model(self, model_id: str) -> dict[str, Any] | None:
-        """What the embedded service reports about a loaded model, None from any other service."""
+        """What the embedded service reports about a loaded model, None from any other service.
+
+        Raises:
+            ServiceOutage: if it could not be asked.
+            PermanentServiceError: if it refuses to say.
+        """
         return await self._json(f"/local/models/{model_id}")
 
     async def checkpoint(self, uri: str) -> dict[str, Any] | None:
-        """What the embedded service reports about a checkpoint, None from any other service."""
+        """What the embedded service reports about a checkpoint, None from any other service.
+
+        Raises:
+            ServiceOutage: if it could not be asked.
+            PermanentServiceError: if it refuses to say.
+        """
         return await self._json(f"/local/checkpoints?path={quote(uri, safe='')}")
 
     async def _described(self, answer: httpx.Response) -> ServerInfo:
@@ -90,17 +103,29 @@ class Reachability:
         return ServerInfo(models=_model_names(answer), local=await self._json("/local/info") or {})
 
     async def _json(self, path: str) -> dict[str, Any] | None:
+        """Ask until there is an answer, for `deadlines.reach` seconds; None only for "not here"."""
+        deadline, delay = self._clock.now() + self._settings.deadlines.reach, 0.5
+        while True:
+            answer, error = await self._asked(path)
+            if answer is not None and answer.status_code in _HAS_IT_NOT:
+                return None
+            if answer is not None and isinstance(body := _body(answer), dict):
+                return body
+            if answer is not None and answer.status_code in _REFUSED:
+                raise PermanentServiceError(error, what=f"GET {path}", final=True)
+            if self._clock.now() + delay >= deadline:
+                failure = Failure(FailureKind.OUTAGE, error)
+                raise ServiceOutage(error, what=f"GET {path}", failure=failure)
+            await self._clock.sleep(delay)
+            delay = min(2.0 * delay, 5.0)
+
+    async def _asked(self, path: str) -> tuple[httpx.Response | None, str]:
+        """The answer, if there is one, and what to say where it is no use."""
         try:
             answer = await self._get(path, seconds=15.0)
-        except httpx.HTTPError:
-            return None
-        if answer.status_code != 200:
-            return None
-        try:
-            body = answer.json()
-        except ValueError:
-            return None
-        return body if isinstance(body, dict) else None
+        except httpx.HTTPError as problem:
+            return None, f"{type(problem).__name__}: {problem}"
+        return answer, f"HTTP {answer.status_code}: {answer.text[:200]}"
 
     async def _get(self, path: str, *, seconds: float) -> httpx.Response:
         headers = {"X-API-Key": self._settings.api_key(), **self._settings.headers()}
@@ -112,6 +137,16 @@ class Reachability:
             trust_env=not self._settings.is_loopback,
         ) as client:
             return await client.get(self._base + _PREFIX + path)
+
+
+def _body(answer: httpx.Response) -> Any:
+    """The JSON value of a successful answer, None where there is none."""
+    if answer.status_code != 200:
+        return None
+    try:
+        return answer.json()
+    except ValueError:
+        return None
 
 
 def _model_names(answer: httpx.Response) -> tuple[str, ...]:

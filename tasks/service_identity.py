@@ -18,20 +18,21 @@ async def bind_identity(ctx: RunContext) -> None:
     """Write down the embedded service's identity once, and refuse another one later.
 
     Raises:
-        ConflictError: if the service now has other base weights, precision or threads.
+        ConflictError: if the service now has other base weights, precision or threads, or no
+            longer says which.
     """
     server = await ctx.service.reach()
-    if not server.local:
+    known = ctx.run.read_json(FILE) if ctx.run.store.exists(FILE) else None
+    if known is None and not server.local:
         return
     found = identity_of(server.local, ctx.spec.base_model)
-    known = ctx.run.read_json(FILE) if ctx.run.store.exists(FILE) else None
     if known is None:
         ctx.run.write_json(FILE, found)
         return
     for name, value in known.items():
-        if found.get(name) not in (None, value):
+        if found.get(name) != value:
             expected = f"{value!r}, as when the run was started"
-            raise ConflictError(f"service {name}", found[name], expected, where=ctx.run.path)
+            raise ConflictError(f"service {name}", found.get(name), expected, where=ctx.run.path)
 
 
 def identity_of(local: Any, base_model: str) -> dict[str, Any]:
