@@ -26,9 +26,15 @@ T = TypeVar("T")
 
 @dataclass
 class Timer:
-    """Seconds of a timed block, filled in when it ends."""
+    """Seconds of a timed block, filled in when it ends.
+
+    Attributes:
+        seconds: what the journal says.
+        earlier: seconds of tries that were interrupted; the block may add them.
+    """
 
     seconds: float = 0.0
+    earlier: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +220,7 @@ class RunContext:
         """Time a block; its row joins the journal unless this attempt has one already."""
         timer, started = Timer(), time.monotonic()
         yield timer
-        timer.seconds = time.monotonic() - started
+        timer.seconds = time.monotonic() - started + timer.earlier
         self.run.append(
             "timing",
             attempt=self.run.attempt,

@@ -7,6 +7,9 @@ clients are released, and the tables carry the phase ``pilot``.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from evidence import activation
@@ -22,6 +25,8 @@ from tasks.training import run_step
 
 PHASE = "pilot"
 JOINT_STEP = "joint_step"
+_BEAT = "joint_step_running"
+_BEAT_SECONDS = 10.0
 
 
 async def run_pilot(ctx: RunContext, init_uri: str) -> None:
@@ -33,15 +38,47 @@ async def run_pilot(ctx: RunContext, init_uri: str) -> None:
     learners = [Learner(ctx, arm, phase=PHASE, init_uri=init_uri) for arm in ctx.trained_arms]
     try:
         if not ctx.timings(what=JOINT_STEP):
-            count, size = len(learners), ctx.execution.rollout.batch_size
-            with ctx.timed("all", PHASE, 0, JOINT_STEP, units=count, samples=count * size):
-                await settle_all([run_step(ctx, learner, 0) for learner in learners])
+            await _joint_step(ctx, learners)
         piloted = [one for one in learners if one.arm.name in ctx.execution.pilot.arms]
         await settle_all([_rest(ctx, learner) for learner in piloted])
     finally:
         for learner in learners:
             await learner.drop()
     ctx.run.append("pilot_released", arms=[learner.arm.name for learner in learners])
+
+
+async def _joint_step(ctx: RunContext, learners: Sequence[Learner]) -> None:
+    """Every arm's first step side by side, timed with all of its tries.
+
+    What an interrupted try had finished is not done again, so its time counts too.
+    """
+    count, size = len(learners), ctx.execution.rollout.batch_size
+    earlier = sum(event["seconds"] for event in ctx.run.events(_BEAT))
+    with ctx.timed("all", PHASE, 0, JOINT_STEP, units=count, samples=count * size) as timer:
+        timer.earlier = earlier
+        async with _beating(ctx):
+            await settle_all([run_step(ctx, learner, 0) for learner in learners])
+
+
+@asynccontextmanager
+async def _beating(ctx: RunContext) -> AsyncIterator[None]:
+    """Keep in the ledger that time passes, each beat ahead of the seconds that it stands for.
+
+    A killed try is thereby counted as at most one beat too long, and never as too short.
+    """
+
+    async def beat() -> None:
+        while True:
+            ctx.run.append(_BEAT, attempt=ctx.run.attempt, seconds=_BEAT_SECONDS)
+            await ctx.service.clock.sleep(_BEAT_SECONDS)
+
+    beating = asyncio.create_task(beat())
+    await asyncio.sleep(0)  # the first beat stands before anything is kept
+    try:
+        yield
+    finally:
+        beating.cancel()
+        await asyncio.gather(beating, return_exceptions=True)
 
 
 async def _rest(ctx: RunContext, learner: Learner) -> None:
