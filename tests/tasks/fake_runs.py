@@ -90,6 +90,9 @@ class FakeService:
             steps_completed=lambda: 0,
         )
 
+    async def retrying(self, what: str, operation: Any, *, from_scratch: bool = False) -> Any:
+        return await operation()
+
 
 class FakeSampler:
     """A sampler that is only closed."""
