@@ -8,7 +8,7 @@ optimizer, and the stored updates after it are applied again. Nothing is ever sa
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -71,19 +71,23 @@ class Learner:
     async def do(self, version: int, what: str, operation: Callable[[Trainer], Awaitable[T]]) -> T:
         """Run an operation on the client at a version; after a failure restore and run it again.
 
-        The operation must be safe to repeat on a restored client.
+        The operation must be safe to repeat on a restored client. A try that has replayed more
+        updates than every failed one before it is progress: the waiting begins anew.
         """
-        patience = self.ctx.service.patience()
+        patience, reached = self.ctx.service.patience(), -1
         while True:
-            patience.start()
             try:
                 trainer = await self._advanced_to(version)
                 return await operation(trainer)
             except ServiceError as error:
+                got = -1 if self._trainer is None else self._version
                 await self.drop()
                 if error.final or error.failure is None:
                     raise
                 self._record_failure(what, error)
+                if got > reached:
+                    reached = got
+                    patience.succeeded()
                 await patience.wait(error.failure, f"{what} of {self.arm.name}")
 
     async def update(self, index: int) -> None:
@@ -117,6 +121,11 @@ class Learner:
         self._lost = self._lost or self.ctx.service.patience()
         failure = error.failure or Failure(FailureKind.LOST_MODEL, error.error)
         await self._lost.wait(failure, f"policy of {self.arm.name}")
+
+    def progressed(self) -> None:
+        """Take note that something was finished since the policy was last lost."""
+        if self._lost is not None:
+            self._lost.succeeded()
 
     async def save(self, step: int) -> str:
         """Keep weights and optimizer after rollout step `step`; returns the checkpoint's URI."""
@@ -195,7 +204,7 @@ class Learner:
             raise answer.loss_error
         how = "applied"
         if answer.step_error is not None:
-            how = await self._decide(trainer, datums, loss.logprobs, answer.step_error)
+            how = await decide_step(trainer, datums, loss.logprobs, answer.step_error)
         self.ctx.run.append("step_outcome", **place, outcome=how)
         if not how.startswith("applied"):
             raise answer.step_error or RuntimeError(how)
@@ -210,30 +219,6 @@ class Learner:
         if write_update(self.ctx, self.arm, self.phase, minibatch, loss) and self.phase == "train":
             self.ctx.step_completed()
 
-    async def _decide(
-        self,
-        trainer: Trainer,
-        datums: list[tinker.Datum],
-        before: list[np.ndarray[Any, Any]],
-        error: Exception,
-    ) -> str:
-        """Decide whether a step landed: score its own minibatch again, twice.
-
-        Equal to the scores before the step: it has not. Different, and the same both times: it
-        has. Anything else: the service cannot tell, and the step is replayed on restored weights.
-        """
-        if isinstance(error, ServiceError) and error.failure is not None:
-            unusable = (FailureKind.LOST_MODEL, FailureKind.PERMANENT)
-            if error.failure.kind in unusable:
-                return "unknown"
-        try:
-            once, again = await trainer.forward(datums), await trainer.forward(datums)
-        except ServiceError:
-            return "unknown"
-        if not _same(once, again):
-            return "unknown"
-        return "not applied" if _same(once, before) else "applied, by fingerprint"
-
     def _record_failure(self, what: str, error: ServiceError) -> None:
         kind = None if error.failure is None else error.failure.kind.value
         self.ctx.run.append(
@@ -246,5 +231,37 @@ class Learner:
         )
 
 
-def _same(one: list[np.ndarray[Any, Any]], other: list[np.ndarray[Any, Any]]) -> bool:
+async def decide_step(
+    trainer: Trainer,
+    datums: Sequence[tinker.Datum],
+    before: Sequence[np.ndarray[Any, Any]],
+    error: Exception,
+) -> str:
+    """Decide whether a step landed whose answer was lost: score its own minibatch again, twice.
+
+    Args:
+        trainer: the client it was sent to.
+        datums: its minibatch.
+        before: the minibatch's scores before the step.
+        error: what came in the place of the answer.
+
+    Returns:
+        ``not applied`` if the scores are those from before; ``applied, by fingerprint`` if they
+        are others, and the same both times; else ``unknown``: the service cannot tell, and the
+        step is replayed on restored weights.
+    """
+    if isinstance(error, ServiceError) and error.failure is not None:
+        unusable = (FailureKind.LOST_MODEL, FailureKind.PERMANENT)
+        if error.failure.kind in unusable:
+            return "unknown"
+    try:
+        once, again = await trainer.forward(datums), await trainer.forward(datums)
+    except ServiceError:
+        return "unknown"
+    if not _same(once, again):
+        return "unknown"
+    return "not applied" if _same(once, before) else "applied, by fingerprint"
+
+
+def _same(one: Sequence[np.ndarray[Any, Any]], other: Sequence[np.ndarray[Any, Any]]) -> bool:
     return len(one) == len(other) and all(map(np.array_equal, one, other))

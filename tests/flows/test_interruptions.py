@@ -48,8 +48,12 @@ def _assert_same(run: Run, undisturbed: Run) -> None:
 
 @pytest.mark.parametrize(
     "moment",
-    ["event:step_intent:train:6", "event:step_outcome:train:7"],
-    ids=["before_a_step_is_sent", "after_a_step_was_applied"],
+    [
+        pytest.param("event:step_outcome:train:7", id="after_a_step_was_applied"),
+        pytest.param(
+            "event:step_intent:train:6", id="before_a_step_is_sent", marks=pytest.mark.slow
+        ),
+    ],
 )
 def test_killed_run_goes_on_and_ends_the_same(
     moment: str, tmp_path: Path, local_service: LocalService, whole_run: tuple[Run, Outcome]
