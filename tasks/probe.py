@@ -14,7 +14,7 @@ from evidence.gate import CheckResult, GateResult, GateStatus
 from tasks.arms import ArmPlan
 from tasks.context import RunContext
 from tasks.datums import TrainedSequence, datum_of
-from tasks.failures import PermanentServiceError
+from tasks.failures import FailureKind, PermanentServiceError
 from tasks.gate_answer import GateAnswer
 from tasks.minibatch import MinibatchLoss
 from tasks.sequences import sampled_sequence
@@ -22,12 +22,19 @@ from tasks.tokenizers import prepare_environment
 from tasks.trainer import Trainer
 
 GATE = "service_probe"
+REFUSED_VALUES = frozenset({None, 400, 422})
+"""Status of an answer that refuses what was asked for, not who asked or when.
+
+A request that was accepted and then failed for what it holds has no status."""
 
 
 async def probe_service(ctx: RunContext) -> GateAnswer:
     """Create each trained arm's client, take one step on one example, and release it.
 
     Writes: an event `probe` per arm. Calls the service. Safe to repeat.
+
+    Raises:
+        ServiceError: if the arm's settings are not what was refused (credentials, billing, ...).
     """
     checks = []
     for arm in ctx.trained_arms:
@@ -39,10 +46,19 @@ async def probe_service(ctx: RunContext) -> GateAnswer:
                 )
             )
         except PermanentServiceError as error:
+            if not _refuses_values(error):
+                raise
             checks.append(CheckResult(check=arm.name, status="failed", reason=str(error)))
     failed = tuple(check.reason or check.check for check in checks if check.status == "failed")
     status: GateStatus = "failed" if failed else "passed"
     return GateAnswer(GateResult(gate=GATE, status=status, reasons=failed, checks=tuple(checks)))
+
+
+def _refuses_values(error: PermanentServiceError) -> bool:
+    failure = error.failure
+    if failure is None or failure.kind is not FailureKind.PERMANENT:
+        return False
+    return failure.status in REFUSED_VALUES
 
 
 async def _probe_arm(ctx: RunContext, arm: ArmPlan) -> CheckResult:
