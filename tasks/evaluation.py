@@ -134,7 +134,7 @@ async def evaluate(ctx: RunContext, subject: Subject, label: str) -> TableRef:
     chunks = [ctx.eval_ids[at : at + _CHUNK] for at in range(0, len(ctx.eval_ids), _CHUNK)]
     missing = _missing(ctx, subject, label, len(chunks))
     items = sum(len(chunks[index]) for index in missing)
-    scoring = Scoring(ctx, subject, label, identity)
+    scoring = Scoring(ctx, subject, label, identity, chunks=len(chunks))
     if missing:
         with ctx.timed(
             subject.arm, "eval", subject.policy_version, label, units=items, samples=items
@@ -189,22 +189,25 @@ def _missing(ctx: RunContext, subject: Subject, label: str, chunks: int) -> list
 
 
 class Scoring:
-    """One evaluation; the wait for a lost policy is bounded over all of it."""
+    """One evaluation; the wait for a lost policy is bounded while no chunk is finished."""
 
-    def __init__(self, ctx: RunContext, subject: Subject, label: str, identity: str) -> None:
+    def __init__(
+        self, ctx: RunContext, subject: Subject, label: str, identity: str, *, chunks: int
+    ) -> None:
         self._ctx, self._subject, self._label = ctx, subject, label
-        self._identity = identity
+        self._identity, self._chunks = identity, chunks
         self._patience = ctx.service.patience()
 
     async def score(self, wanted: Sequence[tuple[int, Sequence[str]]]) -> None:
         """Score chunks of items side by side; those that a lost policy leaves out stay missing."""
-        self._patience.start()
         sampler = await self._subject.open()
         try:
             await settle_all([self._chunk(index, items, sampler) for index, items in wanted])
         except ModelLost as error:
             if error.failure is None:
                 raise
+            if len(_missing(self._ctx, self._subject, self._label, self._chunks)) < len(wanted):
+                self._patience.succeeded()
             await self._patience.wait(error.failure, f"evaluation of {self._subject.arm}")
         finally:
             await sampler.close()

@@ -38,7 +38,6 @@ class ServedPartner:
         """Sample completions; see `envs.protocols.Sampler`."""
         patience = self._service.patience()
         while True:
-            patience.start()
             sampler = await self._sampler()
             try:
                 return await sampler.sample(

@@ -24,7 +24,8 @@ class RetryPolicy:
     Refused for capacity: 60, 120, 240, 240, ... with jitter, or what the service asks for. Not
     reachable: short waits first, because a restarted service is back within seconds. Waiting ends
     after `before_first_step` seconds while no comparison step has been completed (nothing is lost
-    then, and the run can be started later), and after `after_first_step` seconds otherwise.
+    then, and the run can be started later), and after `after_first_step` seconds otherwise. Both
+    count from the first refusal, and begin anew when there was progress in between.
 
     With the defaults and jitter at its extremes, one request is sent at most 5 times before the
     first step and 10 times after it, when refused for capacity.
@@ -61,7 +62,7 @@ class RetryPolicy:
 
 
 class Patience:
-    """The waiting of one request, from its first try until it succeeds or is given up."""
+    """The waiting of one request, from its first failure until it succeeds or is given up."""
 
     def __init__(
         self,
@@ -83,13 +84,8 @@ class Patience:
         """How often this request has waited since it last succeeded."""
         return self._waits
 
-    def start(self) -> None:
-        """Mark the first try; later tries do not move it."""
-        if self._since is None:
-            self._since = self._clock.now()
-
     def succeeded(self) -> None:
-        """Forget the refusals: the next request waits from the beginning again."""
+        """Forget the refusals after progress: the next one is waited out from the beginning."""
         self._since, self._waits, self._same = None, 0, ("", 0)
 
     async def wait(self, failure: Failure, what: str) -> None:
@@ -101,10 +97,12 @@ class Patience:
             CapacityBlocked: if the service has refused for long enough.
             ServiceOutage: if it has been out of reach for long enough.
         """
-        self.start()
+        now = self._clock.now()
+        if self._since is None:
+            self._since = now
         self._refuse_hopeless(failure, what)
         delay = self._policy.delay(failure, self._waits, self._rng.random())
-        waited = self._clock.now() - (self._since or 0.0)
+        waited = now - self._since
         steps = self._steps_completed()
         limit = self._policy.after_first_step if steps else self._policy.before_first_step
         if waited + delay > limit:

@@ -64,7 +64,11 @@ async def _sample_missing(
     try:
         await settle_all([groups.sample(group, item_id, sampler) for group, item_id in wanted])
     except ModelLost as error:
+        if len(_missing(ctx, learner, step)) < len(wanted):
+            learner.progressed()
         await learner.lost(error)
+    else:
+        learner.progressed()
 
 
 class GroupSampling:

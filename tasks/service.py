@@ -146,7 +146,6 @@ class Service:
         """
         patience = self.patience()
         while True:
-            patience.start()
             try:
                 return await operation()
             except ServiceError as error:

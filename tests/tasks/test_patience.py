@@ -35,7 +35,6 @@ async def _refused(
     clock = patience._clock
     assert isinstance(clock, FakeClock)
     for calls in range(1, 1000):
-        patience.start()
         clock.time += call_seconds
         try:
             await patience.wait(failure, "create")
@@ -68,8 +67,8 @@ async def test_patience_gives_up_a_refusal_after_ten_or_thirty_minutes(
 
 
 async def test_patience_counts_the_time_that_the_calls_themselves_take() -> None:
-    """The SDK spends 57 s on a refused creation: 57 + 60 + 57 + 120 + 57 = 351, and 240 more fit
-    (591 s), but with the fourth call 648 s have passed."""
+    """From the first refusal on: the SDK spends 57 s on each, 60 + 57 + 120 + 57 = 294 s, and 240
+    more fit (534 s); with the fourth call 591 s have passed, 648 s by the clock."""
     clock = FakeClock()
 
     asked, _ = await _refused(_patience(clock), CAPACITY, call_seconds=57.0)
