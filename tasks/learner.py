@@ -8,10 +8,10 @@ optimizer, and the stored updates after it are applied again. Nothing is ever sa
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
-import numpy as np
 import tinker
 
 from tasks.anchor import recomputed_logprobs
@@ -46,6 +46,7 @@ class Learner:
         self._version = 0
         self._sampler: tuple[int, ServiceSampler] | None = None
         self._lost: Patience | None = None
+        self._busy = asyncio.Lock()
 
     def version_of_step(self, step: int) -> int:
         """Optimizer steps done before rollout step `step` is sampled."""
@@ -72,8 +73,13 @@ class Learner:
         """Run an operation on the client at a version; after a failure restore and run it again.
 
         The operation must be safe to repeat on a restored client. A try that has replayed more
-        updates than every failed one before it is progress: the waiting begins anew.
+        updates than every failed one before it is progress: the waiting begins anew. One operation
+        runs at a time: an evaluation that publishes old weights again never meets half an update.
         """
+        async with self._busy:
+            return await self._do(version, what, operation)
+
+    async def _do(self, version: int, what: str, operation: Callable[[Trainer], Awaitable[T]]) -> T:
         patience, reached = self.ctx.service.patience(), -1
         while True:
             try:
@@ -116,7 +122,8 @@ class Learner:
         Raises:
             ServiceError: if it has been lost for as long as the policy waits.
         """
-        await self.drop()
+        async with self._busy:
+            await self.drop()
         self._record_failure("policy lost", error)
         self._lost = self._lost or self.ctx.service.patience()
         failure = error.failure or Failure(FailureKind.LOST_MODEL, error.error)
@@ -204,7 +211,8 @@ class Learner:
             raise answer.loss_error
         how = "applied"
         if answer.step_error is not None:
-            how = await decide_step(trainer, datums, loss.logprobs, answer.step_error)
+            counts = bool(self.ctx.server.local)
+            how = await decide_step(trainer, datums, index, answer.step_error, counts=counts)
         self.ctx.run.append("step_outcome", **place, outcome=how)
         if not how.startswith("applied"):
             raise answer.step_error or RuntimeError(how)
@@ -234,34 +242,36 @@ class Learner:
 async def decide_step(
     trainer: Trainer,
     datums: Sequence[tinker.Datum],
-    before: Sequence[np.ndarray[Any, Any]],
+    index: int,
     error: Exception,
+    *,
+    counts: bool,
 ) -> str:
-    """Decide whether a step landed whose answer was lost: score its own minibatch again, twice.
+    """Decide whether a step landed whose answer was lost: ask how many steps were taken.
+
+    Scores would not tell: where a service does not repeat them exactly, they differ without any
+    step.
 
     Args:
         trainer: the client it was sent to.
-        datums: its minibatch.
-        before: the minibatch's scores before the step.
+        datums: its minibatch; scoring it waits in the same queue, behind the step.
+        index: steps that were taken before it.
         error: what came in the place of the answer.
+        counts: whether the service reports its steps, as the embedded one does.
 
     Returns:
-        ``not applied`` if the scores are those from before; ``applied, by fingerprint`` if they
-        are others, and the same both times; else ``unknown``: the service cannot tell, and the
-        step is replayed on restored weights.
+        ``not applied``; ``applied, by the service's count``; else ``unknown``: the step is
+        replayed on restored weights.
     """
-    if isinstance(error, ServiceError) and error.failure is not None:
-        unusable = (FailureKind.LOST_MODEL, FailureKind.PERMANENT)
-        if error.failure.kind in unusable:
-            return "unknown"
+    lost = (FailureKind.LOST_MODEL, FailureKind.PERMANENT)
+    failure = error.failure if isinstance(error, ServiceError) else None
+    if not counts or (failure is not None and failure.kind in lost):
+        return "unknown"
     try:
-        once, again = await trainer.forward(datums), await trainer.forward(datums)
+        await trainer.forward(datums)
+        observed = await trainer.observe()
     except ServiceError:
         return "unknown"
-    if not _same(once, again):
-        return "unknown"
-    return "not applied" if _same(once, before) else "applied, by fingerprint"
-
-
-def _same(one: Sequence[np.ndarray[Any, Any]], other: Sequence[np.ndarray[Any, Any]]) -> bool:
-    return len(one) == len(other) and all(map(np.array_equal, one, other))
+    steps = ((observed or {}).get("optimizer") or {}).get("steps")
+    known = {index: "not applied", index + 1: "applied, by the service's count"}
+    return known.get(steps, "unknown")

@@ -1,10 +1,9 @@
-"""Whether a step landed is decided by scoring its own minibatch again, twice."""
+"""Whether a step landed is decided by the service's own count of steps, or not at all."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tasks.failures import Failure, FailureKind, ServiceOutage
@@ -12,22 +11,20 @@ from tasks.learner import decide_step
 
 pytestmark = pytest.mark.anyio
 
-BEFORE = [np.array([-1.0, -2.0], dtype=np.float32)]
-AFTER = [np.array([-0.9, -2.1], dtype=np.float32)]
-NOISE = [np.array([-0.9, -2.2], dtype=np.float32)]
 
+class Counter:
+    """A client of a service that has taken so many steps; None where it does not say."""
 
-class Scorer:
-    """Answers forwards from a list."""
-
-    def __init__(self, *answers: Any) -> None:
-        self.answers = list(answers)
+    def __init__(self, steps: int | None, *, gone: bool = False) -> None:
+        self.steps, self.gone = steps, gone
 
     async def forward(self, datums: Any) -> Any:
-        answer = self.answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+        if self.gone:
+            raise ServiceOutage("gone")
+        return []
+
+    async def observe(self) -> Any:
+        return {"optimizer": {"steps": self.steps}}
 
 
 def _error(kind: FailureKind) -> ServiceOutage:
@@ -35,18 +32,22 @@ def _error(kind: FailureKind) -> ServiceOutage:
 
 
 @pytest.mark.parametrize(
-    ("scores", "kind", "decision"),
+    ("client", "kind", "counts", "decision"),
     [
-        ((AFTER, AFTER), FailureKind.UNKNOWN, "applied, by fingerprint"),
-        ((BEFORE, BEFORE), FailureKind.UNKNOWN, "not applied"),
-        ((AFTER, NOISE), FailureKind.UNKNOWN, "unknown"),
-        ((BEFORE, NOISE), FailureKind.OUTAGE, "unknown"),
-        ((AFTER, AFTER), FailureKind.LOST_MODEL, "unknown"),
-        ((ServiceOutage("gone"),), FailureKind.OUTAGE, "unknown"),
+        (Counter(4), FailureKind.UNKNOWN, True, "applied, by the service's count"),
+        (Counter(3), FailureKind.UNKNOWN, True, "not applied"),
+        (Counter(5), FailureKind.UNKNOWN, True, "unknown"),
+        (Counter(None), FailureKind.OUTAGE, True, "unknown"),
+        (Counter(4), FailureKind.UNKNOWN, False, "unknown"),
+        (Counter(4), FailureKind.LOST_MODEL, True, "unknown"),
+        (Counter(4, gone=True), FailureKind.OUTAGE, True, "unknown"),
     ],
-    ids=range(6),
+    ids=range(7),
 )
-async def test_step_is_decided(scores: tuple[Any, ...], kind: FailureKind, decision: str) -> None:
-    decided = await decide_step(Scorer(*scores), [], BEFORE, _error(kind))  # type: ignore[arg-type]
+async def test_step_is_decided(
+    client: Counter, kind: FailureKind, counts: bool, decision: str
+) -> None:
+    """Three steps were taken before the one in doubt."""
+    decided = await decide_step(client, [], 3, _error(kind), counts=counts)  # type: ignore[arg-type]
 
     assert decided == decision
