@@ -27,6 +27,10 @@ SWAPPED = {
 """An operator, and the one that is written by mistake for it."""
 
 
+_LARGE = 1e6
+"""Adding one to a larger bound is no mistake that anybody would make, or notice."""
+
+
 @dataclass(frozen=True, slots=True)
 class Mutant:
     """One wrong version of a module.
@@ -144,7 +148,7 @@ def _constant(node: ast.AST, variant: int) -> str | None:
     if isinstance(node.value, bool):
         node.value = not node.value
         return "flipped flag"
-    if isinstance(node.value, int | float):
+    if isinstance(node.value, int | float) and abs(node.value) < _LARGE:
         node.value = node.value + 1
         return "wrong number"
     return None
