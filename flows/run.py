@@ -20,6 +20,7 @@ from flows.gates import GateStopped, pass_gates
 from flows.outcome import Outcome
 from flows.plan import RunPlan
 from flows.together import side_by_side
+from tasks.clocks import wall_left_seconds
 from tasks.context import LaunchChoices, RunContext
 from tasks.failures import CapacityBlocked, Failure, PermanentServiceError, ServiceOutage
 from tasks.learner import Learner
@@ -70,7 +71,11 @@ def follow(ctx: RunContext) -> None:
         ctx.run.append("waiting", what=what, kind=kind, error=failure.text, seconds=seconds)
         ctx.tell("waiting", f"{what}: {kind}, next try in {seconds:.0f} s ({failure.text})")
 
-    ctx.service.follow(steps_completed=lambda: ctx.steps_completed, on_wait=waiting)
+    ctx.service.follow(
+        steps_completed=lambda: ctx.steps_completed,
+        on_wait=waiting,
+        seconds_left=lambda: wall_left_seconds(ctx),
+    )
 
 
 def open_run(plan: RunPlan) -> Run:

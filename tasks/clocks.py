@@ -16,7 +16,7 @@ def seconds_since_start(ctx: RunContext) -> float:
     return max(0.0, (datetime.now(UTC) - first).total_seconds())
 
 
-def wall_left_minutes(ctx: RunContext) -> float | None:
-    """Minutes left of the spec's wall-time budget; None where it sets none."""
+def wall_left_seconds(ctx: RunContext) -> float | None:
+    """Seconds left of the spec's wall-time budget; None where it sets none."""
     budget = ctx.spec.budget.max_wall_minutes
-    return None if budget is None else budget - seconds_since_start(ctx) / 60.0
+    return None if budget is None else 60.0 * budget - seconds_since_start(ctx)

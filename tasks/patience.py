@@ -72,7 +72,9 @@ class Patience:
         *,
         steps_completed: Callable[[], int],
         on_wait: Callable[[str, Failure, float], None] | None = None,
+        seconds_left: Callable[[], float | None] = lambda: None,
     ) -> None:
+        self._seconds_left = seconds_left
         self._policy, self._clock, self._rng = policy, clock, rng
         self._steps_completed, self._on_wait = steps_completed, on_wait
         self._since: float | None = None
@@ -94,8 +96,9 @@ class Patience:
         Raises:
             PermanentServiceError: if asking again cannot help, or the server gave the same
                 internal error too often.
-            CapacityBlocked: if the service has refused for long enough.
-            ServiceOutage: if it has been out of reach for long enough.
+            CapacityBlocked: if the service has refused for long enough, or the wait would pass
+                the wall-time budget.
+            ServiceOutage: if it has been out of reach for long enough, likewise.
         """
         now = self._clock.now()
         if self._since is None:
@@ -105,7 +108,8 @@ class Patience:
         waited = now - self._since
         steps = self._steps_completed()
         limit = self._policy.after_first_step if steps else self._policy.before_first_step
-        if waited + delay > limit:
+        left = self._seconds_left()
+        if waited + delay > limit or (left is not None and delay > left):
             raise _given_up(failure, what, waited=waited, steps=steps)
         self._waits += 1
         if self._on_wait is not None:

@@ -76,6 +76,7 @@ class Service:
         steps_completed: comparison steps completed so far; decides how long refusals are waited
             out.
         on_wait: told about every wait: what is waited for, why, and for how many seconds.
+        seconds_left: of the wall-time budget, None without one; no wait is begun that passes it.
     """
 
     def __init__(
@@ -87,12 +88,14 @@ class Service:
         rng: random.Random | None = None,
         steps_completed: Callable[[], int] = lambda: 0,
         on_wait: Callable[[str, Failure, float], None] | None = None,
+        seconds_left: Callable[[], float | None] = lambda: None,
     ) -> None:
         self.settings = settings
         self.clock: Clock = clock or SystemClock()
         self._policy = policy or RetryPolicy()
         self._rng = rng or random.Random()
         self._steps_completed, self._on_wait = steps_completed, on_wait
+        self._seconds_left = seconds_left
         self.reachability = Reachability(settings, self.clock)
         self.watch = Watch(self.clock, settings.deadlines, self.reachability.alive)
         self._open: list[tinker.ServiceClient] = []
@@ -103,9 +106,11 @@ class Service:
         *,
         steps_completed: Callable[[], int],
         on_wait: Callable[[str, Failure, float], None],
+        seconds_left: Callable[[], float | None],
     ) -> None:
-        """Count steps and report waits for a run, once there is one."""
+        """Count steps, bound waits and report them for a run, once there is one."""
         self._steps_completed, self._on_wait = steps_completed, on_wait
+        self._seconds_left = seconds_left
 
     async def reach(self) -> ServerInfo:
         """Find out within seconds whether the service is there, before the SDK is started.
@@ -124,6 +129,7 @@ class Service:
             self._rng,
             steps_completed=self._steps_completed,
             on_wait=self._on_wait,
+            seconds_left=self._seconds_left,
         )
 
     async def retrying(
@@ -180,14 +186,6 @@ class Service:
             )
 
         return await self._open_trainer(f"load training client {label}", make)
-
-    async def load_weights_only(self, uri: str, *, label: str) -> Trainer:
-        """Create a client from a checkpoint's weights, with a fresh optimizer."""
-
-        def make(client: tinker.ServiceClient) -> Any:
-            return client.create_training_client_from_state(uri, user_metadata={"label": label})
-
-        return await self._open_trainer(f"load weights {label}", make)
 
     async def open_sampler(
         self, *, base_model: str | None = None, path: str | None = None, label: str

@@ -27,7 +27,6 @@ class Deadlines:
     """
 
     reach: float = 25.0
-    open: float = 120.0
     create: float = 600.0
     train: float = 900.0
     save: float = 600.0

@@ -19,12 +19,15 @@ CAPACITY = Failure(FailureKind.CAPACITY, "503 trainer capacity exhausted", 503)
 OUTAGE = Failure(FailureKind.OUTAGE, "Connection error.")
 
 
-def _patience(clock: FakeClock, *, steps: int = 0, jitter: float = 0.5) -> Patience:
+def _patience(
+    clock: FakeClock, *, steps: int = 0, jitter: float = 0.5, budget: float | None = None
+) -> Patience:
     return Patience(
         RetryPolicy(),
         clock,
         FixedRandom(jitter),  # type: ignore[arg-type]
         steps_completed=lambda: steps,
+        seconds_left=lambda: None if budget is None else budget - clock.time,
     )
 
 
@@ -150,3 +153,14 @@ async def test_patience_starts_anew_after_a_success() -> None:
     await patience.wait(CAPACITY, "create")
 
     assert clock.slept == [60.0, 60.0]
+
+
+async def test_patience_does_not_wait_past_the_wall_time_budget() -> None:
+    """60 + 120 = 180 of 400 s; the next 240 s would end at 420."""
+    clock = FakeClock()
+
+    asked, error = await _refused(_patience(clock, steps=3, budget=400.0), CAPACITY)
+
+    assert isinstance(error, CapacityBlocked)
+    assert error.final
+    assert (asked, clock.slept) == (3, [60.0, 120.0])

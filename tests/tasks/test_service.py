@@ -89,15 +89,15 @@ async def test_trainer_takes_steps_and_saves_and_is_loaded_with_its_optimizer(
     await live.step([_datum()], _nll, ADAM)
     uri = await live.save("one")
     resumed = await service.load_trainer(uri, label="resumed")
-    cold = await service.load_weights_only(uri, label="cold")
-    for trainer in (live, resumed, cold):
+    before = (await live.forward([_datum()]))[0]
+    for trainer in (live, resumed):
         answer = await trainer.step([_datum()], _nll, ADAM)
         assert answer.loss_error is None
         assert answer.step_error is None
-    scores = [(await trainer.forward([_datum()]))[0] for trainer in (live, resumed, cold)]
+    scores = [(await trainer.forward([_datum()]))[0] for trainer in (live, resumed)]
 
     assert np.array_equal(scores[0], scores[1])
-    assert not np.array_equal(scores[0], scores[2])
+    assert not np.array_equal(scores[0], before)
     assert await service.release_all()
 
 
