@@ -95,7 +95,7 @@ def _interrupted(
     found = investigate(ctx.run, arm=plan.settings.arm, phase=PHASE)
     outcome = _outcome(ctx, cap, found, kind, str(error))
     ctx.run.append("blocked", outcome=outcome.to_record())
-    write_journal(ctx)
+    write_journal(ctx.run)
     result.finish(
         status="failed",
         verdict="inconclusive",
@@ -147,7 +147,7 @@ def _close(
     record = found.to_record()
     ctx.run.write_file("diagnostic-analysis.json", canonical_bytes(record) + b"\n")
     ctx.run.append("conclusion", **found.conclusion.to_record())
-    write_journal(ctx)
+    write_journal(ctx.run)
     numbers = {
         name: value
         for name, value in {**outcome.figures, "wall_seconds": outcome.wall_seconds}.items()

@@ -129,7 +129,6 @@ def _end(
     final: bool = True,
 ) -> Outcome:
     """Write down how the attempt ends, and carry it out."""
-    write_journal(ctx)
     closing = {
         "status": status,
         "verdict": outcome.verdict,
@@ -137,7 +136,9 @@ def _end(
         "summary": summary,
         "capacity_block": capacity_block,
     }
-    ctx.run.append("ending", outcome=outcome.to_record(), closing=closing, final=final)
+    ctx.run.append(
+        "ending", outcome=outcome.to_record(), closing=closing, final=final, attempt=ctx.run.attempt
+    )
     complete_ending(ctx.run)
     ctx.tell("decision", outcome.reason)
     return outcome
@@ -152,8 +153,9 @@ def complete_ending(run: Run) -> None:
     done = {event["event"] for event in run.events() if event["n"] > ending["n"]}
     if "ended" in done or "started" in done:
         return
-    if "attempt_closed" not in done:
-        StructuredResult(run).finish(**ending["closing"])
+    closed = "attempt_closed" in done
+    write_journal(run, attempt=ending.get("attempt", run.attempt - 1 if closed else run.attempt))
+    StructuredResult(run).finish(**ending["closing"])
     if ending["final"]:
         write_reports(run)
     run.append("ended", outcome=ending["outcome"], final=ending["final"])

@@ -11,26 +11,26 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-from tasks.context import RunContext
+from evidence.run import Run
 
 Row = dict[str, Any]
 
 
-def write_journal(ctx: RunContext) -> None:
-    """Write `timings` and `service_ids` of the current attempt."""
-    attempt = ctx.run.attempt
+def write_journal(run: Run, *, attempt: int | None = None) -> None:
+    """Write `timings` and `service_ids` of an attempt, the current one unless another is named."""
+    attempt = run.attempt if attempt is None else attempt
     timings: dict[tuple[str, str, int], dict[str, Row]] = defaultdict(dict)
-    for event in ctx.run.events("timing"):
+    for event in run.events("timing"):
         if event["attempt"] == attempt:
             rows = timings[event["arm"], event["phase"], event["step"]]
             rows[event["what"]] = _added(rows.get(event["what"]), event)
     for place, rows in timings.items():
-        _write_once(ctx, "timings", (attempt, *place), list(rows.values()))
+        _write_once(run, "timings", (attempt, *place), list(rows.values()))
     names: dict[tuple[str, str], dict[str, Row]] = defaultdict(dict)
-    for arm, what, name, service_id in _service_ids(ctx):
+    for arm, what, name, service_id in _service_ids(run):
         names[arm, what][name] = {"name": name, "service_id": service_id}
     for key, found in names.items():
-        _write_once(ctx, "service_ids", (attempt, *key), list(found.values()))
+        _write_once(run, "service_ids", (attempt, *key), list(found.values()))
 
 
 def _added(row: Row | None, event: Row) -> Row:
@@ -46,13 +46,13 @@ def _added(row: Row | None, event: Row) -> Row:
     }
 
 
-def _write_once(ctx: RunContext, table: str, key: tuple[Any, ...], rows: list[Row]) -> None:
-    if not ctx.run.has_table(table, key=key):
-        ctx.run.write_table(table, rows, key=key)
+def _write_once(run: Run, table: str, key: tuple[Any, ...], rows: list[Row]) -> None:
+    if not run.has_table(table, key=key):
+        run.write_table(table, rows, key=key)
 
 
-def _service_ids(ctx: RunContext) -> Iterator[tuple[str, str, str, str]]:
-    for event in ctx.run.events():
+def _service_ids(run: Run) -> Iterator[tuple[str, str, str, str]]:
+    for event in run.events():
         if event["event"] == "initialization":
             yield "all", "checkpoint", "initialization", event["uri"]
         elif event["event"] == "client_opened":
