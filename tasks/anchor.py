@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from evidence.method_settings import RolloutCorrection
 from evidence.store import encode_segment
 from tasks.arms import ArmPlan
 from tasks.context import RunContext
@@ -19,10 +20,23 @@ from tasks.minibatch import Minibatch
 from tasks.trainer import Trainer
 
 
-def needs_anchor(arm: ArmPlan, minibatch: Minibatch) -> bool:
+def needs_anchor(arm: ArmPlan, correction: RolloutCorrection | None) -> bool:
     """Whether the arm's loss, or its rollout correction, reads recomputed log-probabilities."""
     recomputes = arm.loss is not None and arm.loss.get("anchor") == "recompute"
-    return recomputes or minibatch.correction is not None
+    return recomputes or correction is not None
+
+
+async def anchor_of(
+    arm: ArmPlan,
+    correction: RolloutCorrection | None,
+    trainer: Trainer,
+    sequences: Sequence[TrainedSequence],
+) -> list[Floats] | None:
+    """Scores of sequences that the client's own weights sampled; None where the arm reads none."""
+    if not needs_anchor(arm, correction):
+        return None
+    answers = await trainer.forward([datum_of(sequence) for sequence in sequences])
+    return [values.astype(np.float64) for values in answers]
 
 
 async def recomputed_logprobs(
@@ -33,7 +47,7 @@ async def recomputed_logprobs(
     The caller's client holds these weights when the first minibatch of the step is about to be
     trained; from then on the kept numbers are read.
     """
-    if not needs_anchor(arm, minibatch):
+    if not needs_anchor(arm, minibatch.correction):
         return None
     path = _path(arm, phase, minibatch.step)
     everything = sequences_of(ctx.run.read_arrow("tokens", key=(arm.name, phase, minibatch.step)))

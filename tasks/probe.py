@@ -11,12 +11,13 @@ from functools import partial
 from typing import Any
 
 from evidence.gate import CheckResult, GateResult, GateStatus
+from tasks.anchor import anchor_of
 from tasks.arms import ArmPlan
 from tasks.context import RunContext
 from tasks.datums import TrainedSequence, datum_of
 from tasks.failures import FailureKind, PermanentServiceError
 from tasks.gate_answer import GateAnswer
-from tasks.minibatch import MinibatchLoss
+from tasks.minibatch import MinibatchLoss, correction_of
 from tasks.sequences import sampled_sequence
 from tasks.tokenizers import prepare_environment
 from tasks.trainer import Trainer
@@ -102,7 +103,9 @@ def _judge(ctx: RunContext, arm: ArmPlan, info: dict[str, Any]) -> CheckResult:
 
 async def _one_step(ctx: RunContext, arm: ArmPlan, trainer: Trainer) -> None:
     sequence = await probe_example(ctx, arm, trainer)
-    loss = MinibatchLoss.of(arm, [sequence], denominator=1.0)
+    correction = correction_of(ctx, arm)
+    anchor = await anchor_of(arm, correction, trainer, [sequence])
+    loss = MinibatchLoss.of(arm, [sequence], denominator=1.0, anchor=anchor, correction=correction)
     answer = await trainer.step([datum_of(sequence)], loss, ctx.adam)
     error = answer.loss_error or answer.step_error
     if error is not None:
