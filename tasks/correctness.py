@@ -17,6 +17,7 @@ from evidence import correctness
 from evidence.canonical import canonical_bytes, digest
 from evidence.gate import SourceRef
 from losses.errors import LossConfigError
+from losses.inputs import LossInputs
 from tasks.arms import ArmPlan
 from tasks.context import RunContext
 from tasks.datums import TrainedSequence, builtin_datum_of, datum_of, loss_inputs_of
@@ -109,8 +110,8 @@ async def _through_the_service(
         return Served(
             before=before,
             batch=batch,
-            baseline=await _one_loss(ctx, trainer, baseline, batch),
-            reference=await _one_loss(ctx, trainer, treatment, batch),
+            baseline=await _one_loss(ctx, trainer, baseline, batch, before),
+            reference=await _one_loss(ctx, trainer, treatment, batch, before),
         )
     finally:
         await trainer.close()
@@ -135,11 +136,18 @@ def _plain(lora: LoraSettings) -> LoraSettings:
 
 
 async def _one_loss(
-    ctx: RunContext, trainer: Trainer, loss: Mapping[str, Any], batch: Sequence[TrainedSequence]
+    ctx: RunContext,
+    trainer: Trainer,
+    loss: Mapping[str, Any],
+    batch: Sequence[TrainedSequence],
+    before: Sequence[NDArray[np.float32]],
 ) -> list[Comparison]:
-    """One loss on real log-probabilities through the SDK, and on made-up ones without it."""
+    """One loss on real log-probabilities through the SDK, and on made-up ones without it.
+
+    A loss that reads recomputed log-probabilities is given those from before any step.
+    """
     try:
-        probe = GradientProbe(loss, [loss_inputs_of(sequence) for sequence in batch])
+        probe = GradientProbe(loss, _inputs_of(loss, batch, before))
         metrics = await trainer.forward_backward_custom(
             [datum_of(sequence) for sequence in batch], probe
         )
@@ -156,6 +164,18 @@ async def _one_loss(
     except LossConfigError as error:
         ctx.run.append("correctness_not_measured", reason=str(error))
         return []
+
+
+def _inputs_of(
+    loss: Mapping[str, Any],
+    batch: Sequence[TrainedSequence],
+    before: Sequence[NDArray[np.float32]],
+) -> list[LossInputs]:
+    recomputes = loss.get("anchor") == "recompute"
+    return [
+        loss_inputs_of(sequence, values.astype(np.float64) if recomputes else None)
+        for sequence, values in zip(batch, before, strict=True)
+    ]
 
 
 async def _against_builtin(
@@ -221,11 +241,19 @@ def _report(
         "baseline_revision": executed_revision(plan.get("baseline_revision")),
         "reference_revision": executed_revision(plan.get("reference_revision")),
         "implementation_revision": implementation_revision(),
-        "precision": "float32 log-probabilities as served; the loss in float64 on the client",
+        "precision": _precision(ctx),
         "normalization": "sum over loss tokens, divided by 1",
         "errors": errors,
         "lr_scaling": [],
     }
+
+
+def _precision(ctx: RunContext) -> str:
+    dtype = ctx.server.local.get("dtype")
+    return (
+        f"matrix products of the service: {dtype or 'not reported'}; log-probabilities as float32 "
+        "on the wire; the loss in float64 on the client"
+    )
 
 
 def _input_record(sequence: TrainedSequence) -> dict[str, Any]:

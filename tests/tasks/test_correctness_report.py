@@ -49,3 +49,14 @@ def test_baseline_that_was_compared_with_nothing_stock_is_unverified(
 
     result = correctness.validate(document, {"required": True, "paths": [path]})
     assert [row.check for row in result.checks if row.status == "unverified"] == missing
+
+
+@pytest.mark.parametrize(
+    ("local", "words"), [({"dtype": "bfloat16"}, "bfloat16"), ({}, "not reported")]
+)
+def test_precision_is_what_the_service_says(local: dict[str, Any], words: str) -> None:
+    ctx = cast(RunContext, SimpleNamespace(server=SimpleNamespace(local=local)))
+
+    path = _report(ctx, {"id": "losses"}, _measured())
+
+    assert path["precision"].startswith(f"matrix products of the service: {words};")
