@@ -64,7 +64,7 @@ class Openings:
             "restore": restore,
             "policy_version": version,
             "requested_uri": uri,
-            "loaded_uri": uri,
+            "loaded_uri": (observed or {}).get("restored_from"),
             "replayed_updates": replayed,
             "info": _info(trainer),
             "observed": observed,
@@ -134,7 +134,7 @@ def _restore_row(record: dict[str, Any], attempt: int) -> dict[str, Any]:
     return {
         "attempt": attempt,
         "policy_version": record["policy_version"],
-        "checkpoint": record["loaded_uri"],
+        "checkpoint": record["requested_uri"],
         "with_optimizer": True,
         "replayed_updates": record["replayed_updates"],
         "optimizer_check": None if optimizer is None else canonical_bytes(optimizer).decode(),

@@ -49,7 +49,7 @@ def _initialization(ctx: RunContext, load: Mapping[str, Any]) -> dict[str, Any]:
         "checkpoint_uri": load["requested_uri"],
         "loaded_checkpoint_uri": load["loaded_uri"],
         "load_succeeded": True,
-        "checkpoint_scope": report.get("scope", "full_initialization"),
+        "checkpoint_scope": report.get("scope"),
         "checkpoint_immutable": report.get("immutable"),
         "evidence_ref": load["evidence"],
         "before_first_update": load["policy_version"] == 0 and load["restore"] == 0,

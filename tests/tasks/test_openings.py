@@ -58,12 +58,14 @@ def _reported(**optimizer: Any) -> dict[str, Any]:
 
 @pytest.mark.anyio
 async def test_load_of_the_right_state_is_recorded(tmp_path: Path) -> None:
-    loads = Loads(tmp_path, _reported(), _reported(steps=2))
+    first = _reported() | {"restored_from": "tinker://s"}
+    loads = Loads(tmp_path, first, _reported(steps=2))
 
     await loads.openings.load("tinker://a", 0, replayed=0)
     await loads.openings.load("tinker://b", 2, replayed=1)
 
     assert [event["restore"] for event in loads.openings.recorded()] == [0, 1]
+    assert [event["loaded_uri"] for event in loads.openings.recorded()] == ["tinker://s", None]
     assert [trainer.closed for trainer in loads.trainers] == [False, False]
 
 
