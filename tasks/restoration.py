@@ -55,7 +55,8 @@ async def _capture(ctx: RunContext, learner: Learner) -> None:
         "output_sha256": output_sha256(outputs),
         "scope": SCOPE,
     }
-    name = f"initial-output-{encode_segment(learner.arm.name, field='arm')}.json"
+    arm = encode_segment(learner.arm.name, field="arm")
+    name = f"initial-output-{arm}-{record['output_sha256'][:12]}.json"
     values = {"logprobs": [[float(value) for value in output] for output in outputs]}
     ctx.run.write_file(name, canonical_bytes(record | values) + b"\n")
     ctx.run.append("initial_output", evidence=name, **record)
