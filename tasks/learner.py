@@ -273,5 +273,6 @@ async def decide_step(
     except ServiceError:
         return "unknown"
     steps = ((observed or {}).get("optimizer") or {}).get("steps")
-    known = {index: "not applied", index + 1: "applied, by the service's count"}
-    return known.get(steps, "unknown")
+    if steps == index:
+        return "not applied"
+    return "applied, by the service's count" if steps == index + 1 else "unknown"
