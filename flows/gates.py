@@ -55,6 +55,12 @@ class Gatekeeper:
         return known
 
     def _act(self, answer: GateResult) -> None:
+        """Let the run go on, or stop it.
+
+        Accepting is by gate: the records do not tell what a service cannot report from what was
+        not measured for another reason. All reasons that were accepted are kept in the ledger, and
+        no verdict is definitive after any of them.
+        """
         if answer.may_proceed:
             return
         if answer.status == "unverified" and answer.gate in self._ctx.accept_unverified:
