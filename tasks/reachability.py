@@ -18,7 +18,7 @@ from tasks.failures import Failure, FailureKind, PermanentServiceError, ServiceO
 from tasks.service_settings import ServiceSettings
 
 _PREFIX = "/api/v1"
-_HAS_IT_NOT = (404, 405)
+_HAS_IT_NOT = (403, 404, 405, 501)
 """The only answers that say that this is not the embedded service, or that it has no such thing."""
 _REFUSED = frozenset(range(400, 500)) - {*_HAS_IT_NOT, 408, 425, 429}
 

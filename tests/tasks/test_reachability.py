@@ -44,7 +44,7 @@ class Scripted(Reachability):
         return answer
 
 
-@pytest.mark.parametrize("status", [404, 405])
+@pytest.mark.parametrize("status", [403, 404, 405, 501])
 async def test_not_found_means_that_the_service_does_not_have_it(status: int) -> None:
     reachability = Scripted(httpx.Response(status))
 
@@ -84,8 +84,8 @@ async def test_service_that_never_answers_is_an_outage_within_its_deadline(faile
 
 
 async def test_service_that_refuses_to_say_is_not_taken_for_another_one() -> None:
-    with pytest.raises(PermanentServiceError, match="HTTP 403"):
-        await Scripted(httpx.Response(403)).model("m")
+    with pytest.raises(PermanentServiceError, match="HTTP 401"):
+        await Scripted(httpx.Response(401)).model("m")
 
 
 class _Described(FakeService):
