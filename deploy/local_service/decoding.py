@@ -192,6 +192,7 @@ class DecodeBatch:
             for index in range(request.num_samples):
                 self._waiting.append(_Row(job, index, row_generator(request.seed, index)))
 
+    @torch.no_grad()
     def step(self) -> None:
         """Take on waiting sequences if there is room, or add one token to every live one."""
         self._drop_cancelled()

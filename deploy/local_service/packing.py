@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -19,6 +20,8 @@ _QUERY_TILE = 128
 """Most queries of one sequence in a block; bounds the memory of attention over long prompts."""
 _BLOCK_CELLS = 1 << 21
 """Most query-key pairs (per head) in one block, padding included, unless one tile has more."""
+_DEEPEST_SPLIT = 100
+"""Nested beginnings beyond this depth are not looked at; it bounds the recursion."""
 _SMALL_BLOCK_CELLS = 1 << 15
 """Below this size padding costs less than another block."""
 
@@ -87,37 +90,62 @@ class _Segment:
 
 
 def shared_groups(sequences: Sequence[PackedSequence]) -> list[Group]:
-    """Partition sequences into groups with a common beginning that is worth sharing.
+    """Partition sequences into groups with a common beginning so that the most rows are saved.
 
-    Sequences are sorted by their tokens; one joins the group before it as long as the group's
-    shared rows, times the members that need not compute them, do not shrink.
+    A group of n sequences that share s rows saves (n - 1) * s. Sequences are sorted by their
+    tokens, so that a group is a run of neighbours, and runs are split where neighbours have least
+    in common, as long as the pieces together save more.
     """
     order = sorted(
         range(len(sequences)),
         key=lambda n: (sequences[n].cached, sequences[n].cache_start, tuple(sequences[n].tokens)),
     )
-    groups: list[Group] = []
-    for n in order:
-        joined = _join(groups[-1], n, sequences) if groups else None
-        if joined is None:
-            groups.append(Group((n,), len(sequences[n].tokens)))
-        else:
-            groups[-1] = joined
+    common = [_common_rows(sequences[a], sequences[b]) for a, b in pairwise(order)]
+    groups = []
+    for start, end in _best_runs(common, 0, len(order), depth=0)[1]:
+        members = tuple(order[start:end])
+        first = sequences[members[0]]
+        shared = first.cached + min(common[start : end - 1], default=_own_rows(first))
+        groups.append(Group(members, shared))
     return groups
 
 
-def _join(group: Group, n: int, sequences: Sequence[PackedSequence]) -> Group | None:
-    """Return the group with one more member, or None if sharing would save less."""
-    last, new = sequences[group.members[-1]], sequences[n]
-    if (last.cached, last.cache_start) != (new.cached, new.cache_start):
-        return None
-    shared = min(group.shared, _common_length(last.tokens, new.tokens))
-    count = len(group.members)
-    saved_before = (count - 1) * (group.shared - new.cached)
-    saved_after = count * (shared - new.cached)
-    if saved_after <= 0 or saved_after < saved_before:
-        return None
-    return Group((*group.members, n), shared)
+def _own_rows(sequence: PackedSequence) -> int:
+    return len(sequence.tokens) - sequence.cached
+
+
+def _common_rows(left: PackedSequence, right: PackedSequence) -> int:
+    """Return how many rows two sequences could share, 0 if their known tokens differ."""
+    if (left.cached, left.cache_start) != (right.cached, right.cache_start):
+        return 0
+    return max(0, _common_length(left.tokens, right.tokens) - left.cached)
+
+
+def _best_runs(
+    common: Sequence[int], start: int, end: int, *, depth: int
+) -> tuple[int, list[tuple[int, int]]]:
+    """Return the most rows that runs of start..end can save, and those runs.
+
+    Args:
+        common: rows that neighbours n and n + 1 could share.
+        start: first sequence.
+        end: one after the last.
+        depth: splits made on the way here.
+    """
+    inner = common[start : end - 1]
+    if not inner:
+        return 0, [(start, end)] if end > start else []
+    least = min(inner)
+    whole = least * len(inner)
+    if depth == _DEEPEST_SPLIT and least > 0:
+        return whole, [(start, end)]
+    cuts = [start + n + 1 for n, rows in enumerate(inner) if rows == least]
+    saved, runs = 0, []
+    for piece_start, piece_end in zip([start, *cuts], [*cuts, end], strict=True):
+        piece_saved, piece_runs = _best_runs(common, piece_start, piece_end, depth=depth + 1)
+        saved += piece_saved
+        runs += piece_runs
+    return (saved, runs) if saved > whole or least == 0 else (whole, [(start, end)])
 
 
 def _common_length(left: Sequence[int], right: Sequence[int]) -> int:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import torch
-
 from deploy.local_service.decoding import DecodeBatch
 from deploy.local_service.kv_cache import PrefixCache
 from deploy.local_service.sample_request import (
@@ -63,13 +61,12 @@ def generate(
     """
     batch = DecodeBatch(weights, cache=cache, max_rows=max_rows)
     added = list(requests)
-    with torch.no_grad():
-        batch.add(added)
-        while True:
-            more = list(admit())
-            batch.add(more)
-            added += more
-            if batch.idle:
-                break
-            batch.step()
+    batch.add(added)
+    while True:
+        more = list(admit())
+        batch.add(more)
+        added += more
+        if batch.idle:
+            break
+        batch.step()
     return [batch.results.get(id(request)) for request in added]

@@ -67,15 +67,14 @@ def choose(
     """
     maxima, values, sums = kernels.exponentials(logits_NV)
     normalizers = kernels.log_normalizers_of(maxima, sums)
+    filtered = [n for n, choice in enumerate(choices) if choice.filtered and not choice.greedy]
+    if filtered:
+        tempered = _filtered(logits_NV[filtered], [choices[n] for n in filtered])
+        _, values[filtered], sums[filtered] = kernels.exponentials(tempered)
     tokens = _invert(values, sums, torch.tensor(uniforms, dtype=torch.float64))
-    for n, choice in enumerate(choices):
-        if choice.greedy:
-            tokens[n] = logits_NV[n].argmax()
-        elif choice.filtered:
-            tempered = _filtered(logits_NV[n], choice)[None]
-            _, row_values, row_sums = kernels.exponentials(tempered)
-            uniform = torch.tensor(uniforms[n : n + 1], dtype=torch.float64)
-            tokens[n] = _invert(row_values, row_sums, uniform)[0]
+    greedy = [n for n, choice in enumerate(choices) if choice.greedy]
+    if greedy:
+        tokens[greedy] = logits_NV[greedy].argmax(dim=-1)
     picked = logits_NV.gather(1, tokens[:, None])[:, 0]
     return tokens, picked - normalizers
 
@@ -104,20 +103,24 @@ def _first_above(cumulated_NC: Tensor, goal_N: Tensor) -> Tensor:
     return torch.minimum(above, last)
 
 
-def _filtered(logits_V: Tensor, choice: Choice) -> Tensor:
-    """Return the logits at a temperature, -inf outside top-k and top-p.
+def _filtered(logits_NV: Tensor, choices: Sequence[Choice]) -> Tensor:
+    """Return the logits at their temperatures, -inf outside top-k and top-p.
 
     Top-k keeps the k most likely tokens (and any as likely as the last of them). Top-p keeps the
     fewest most likely tokens of what is left whose probabilities reach p.
     """
-    tempered = logits_V / choice.temperature
-    if 0 < choice.top_k < len(tempered):
-        smallest = tempered.topk(choice.top_k).values[-1]
-        tempered = tempered.masked_fill(tempered < smallest, -torch.inf)
-    if choice.top_p < 1.0:
-        ordered, order = tempered.sort(descending=True, stable=True)
+    tempered = logits_NV / torch.tensor([[choice.temperature] for choice in choices])
+    for top_k in {choice.top_k for choice in choices if 0 < choice.top_k < logits_NV.shape[1]}:
+        rows = [n for n, choice in enumerate(choices) if choice.top_k == top_k]
+        smallest = tempered[rows].topk(top_k, dim=-1).values[:, -1:]
+        tempered[rows] = tempered[rows].masked_fill(tempered[rows] < smallest, -torch.inf)
+    rows = [n for n, choice in enumerate(choices) if choice.top_p < 1.0]
+    if rows:
+        ordered, order = tempered[rows].sort(dim=-1, descending=True, stable=True)
         probabilities = ordered.double().softmax(-1)
         before = probabilities.cumsum(-1) - probabilities
-        dropped = order[before >= choice.top_p]
-        tempered = tempered.index_fill(0, dropped[dropped != order[0]], -torch.inf)
+        limits = torch.tensor([[choices[n].top_p] for n in rows], dtype=torch.float64)
+        kept = ordered.masked_fill(before >= limits, -torch.inf)
+        kept[:, 0] = ordered[:, 0]
+        tempered[rows] = torch.empty_like(kept).scatter_(1, order, kept)
     return tempered

@@ -20,6 +20,7 @@ from deploy.local_service.adapter_gradient import AdapterGradient
 from deploy.local_service.base_model import BaseModel
 from deploy.local_service.builtin_losses import BuiltinLoss, find_loss, settings
 from deploy.local_service.checkpoint import load_checkpoint, save_checkpoint
+from deploy.local_service.kernels import ROW_QUANTUM
 from deploy.local_service.loss_head import LossHead, Targets
 from deploy.local_service.optimizer import AdamW, AdamWConfig
 from deploy.local_service.packing import Group, PackedSequence, pack, row_batches
@@ -28,7 +29,10 @@ from deploy.local_service.transformer import PackedAttention, hidden_rows, multi
 from evidence.errors import InputError
 
 TRAIN_ROWS = 1024
-"""Tokens computed at once with a gradient, about 1.7 MB of activations each."""
+"""Tokens computed at once with a gradient, about 1.7 MB of activations each.
+
+A single sequence with more has its layers computed twice, so that memory stays bounded.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -155,6 +159,7 @@ class TrainableModel:
                 packing.positions_N,
                 attend=PackedAttention(packing),
                 multiply=multiply_frozen if gradient is None else gradient.multiply,
+                recompute=gradient is not None and len(packing.tokens_N) > TRAIN_ROWS + ROW_QUANTUM,
             )
         with torch.no_grad():
             targets = Targets.of(packing.rows_S, inputs, loss.inputs)

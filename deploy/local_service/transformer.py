@@ -11,9 +11,9 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from deploy.local_service import kernels
-from deploy.local_service.base_model import LayerWeights
 from deploy.local_service.matrices import Matrix
 from deploy.local_service.packing import Packing
 from deploy.local_service.sampler_weights import SamplerWeights
@@ -46,6 +46,7 @@ def hidden_rows(
     *,
     attend: Attend,
     multiply: Multiply = multiply_frozen,
+    recompute: bool = False,
 ) -> Tensor:
     """Return the rows that the unembedding is applied to, [N, hidden] float32.
 
@@ -55,28 +56,33 @@ def hidden_rows(
         positions_N: [N] positions of the tokens.
         attend: attention over the rows and whatever came before them.
         multiply: the products with the layers' matrices.
+        recompute: keep only each layer's input for the backward pass and compute the layer again
+            there: a third more work, and the activations of one layer instead of all.
     """
     base = weights.base
     cos_N1C, sin_N1C = base.rotary[:, positions_N, None].to(base.dtype)
     x_NH = torch.nn.functional.embedding(tokens_N, base.embedding)
     if torch.is_grad_enabled():
         x_NH.requires_grad_()
-    for number, layer in enumerate(weights.layers):
-        x_NH = _layer(weights, number, layer, x_NH, (cos_N1C, sin_N1C), attend, multiply)
+    for number in range(len(weights.layers)):
+        arguments = (weights, number, x_NH, (cos_N1C, sin_N1C), attend, multiply)
+        if recompute:
+            x_NH = checkpoint(_layer, *arguments, use_reentrant=False, preserve_rng_state=False)
+        else:
+            x_NH = _layer(*arguments)
     return kernels.rms_norm(x_NH, base.final_norm, base.shape.norm_eps, torch.float32)
 
 
 def _layer(
     weights: SamplerWeights,
     number: int,
-    layer: LayerWeights,
     x_NH: Tensor,
     angles: tuple[Tensor, Tensor],
     attend: Attend,
     multiply: Multiply,
 ) -> Tensor:
     """Return the residual stream after one layer."""
-    base, shape = weights.base, weights.base.shape
+    base, shape, layer = weights.base, weights.base.shape, weights.layers[number]
     normed = kernels.rms_norm(x_NH, layer.attention_norm, shape.norm_eps, base.dtype)
     qkv = multiply(number, "qkv", normed, layer.qkv)
     heads = qkv.view(len(x_NH), -1, shape.head_dim)

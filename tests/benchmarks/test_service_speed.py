@@ -34,10 +34,9 @@ from deploy.local_service.sampler_weights import SamplerWeights
 from deploy.local_service.sampling import SampleRequest, generate
 from deploy.local_service.training import TrainableModel, TrainingDatum
 
-pytestmark = pytest.mark.bench
+pytestmark = [pytest.mark.bench, pytest.mark.timeout(3600)]
 
 PROMPT_TOKENS, NEW_TOKENS, GROUP = 52, 24, 8
-SHARED_SYSTEM_TOKENS = 0
 REPETITIONS = 3
 
 
