@@ -187,6 +187,8 @@ def _skipped(tree: ast.Module) -> Iterator[ast.AST]:
             yield from node.decorator_list
         elif isinstance(node, ast.ClassDef):
             yield from node.decorator_list
+        elif isinstance(node, ast.keyword) and node.arg == "strict":
+            yield node  # of zip: both sides have one length by construction
         elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
             yield node
 
