@@ -41,6 +41,7 @@ class Mutant:
         kind: what was changed, in two or three words.
         before: the code that was changed, on one line.
         after: what it became.
+        text: the source line that holds it.
         place: which node of the module's tree is changed, in the order of `ast.walk`.
         variant: which of the node's operators.
     """
@@ -50,18 +51,20 @@ class Mutant:
     kind: str
     before: str
     after: str
+    text: str
     place: int
     variant: int
 
     @property
     def key(self) -> str:
         """What names this mutant as long as the changed code stays as it is."""
-        return f"{self.module}: {self.before} -> {self.after}"
+        return f"{self.module}: {self.text} [{self.before} -> {self.after}]"
 
     @property
     def order(self) -> str:
         """A fixed place in a shuffled order, the same on every machine."""
-        return hashlib.sha256(f"{self.key}#{self.line}".encode()).hexdigest()
+        changed = f"{self.module}: {self.before} -> {self.after}#{self.line}"
+        return hashlib.sha256(changed.encode()).hexdigest()
 
     def tree(self, source: str) -> ast.Module:
         """The wrong module, made from the source of the right one."""
@@ -76,6 +79,7 @@ def mutants(module: str, source: str) -> list[Mutant]:
     tree = ast.parse(source)
     skipped = {id(node) for root in _skipped(tree) for node in ast.walk(root)}
     found = []
+    lines = source.splitlines()
     for place, node in enumerate(ast.walk(tree)):
         if id(node) in skipped:
             continue
@@ -86,9 +90,9 @@ def mutants(module: str, source: str) -> list[Mutant]:
             if kind is not None:
                 line = getattr(node, "lineno", 0)
                 ast.fix_missing_locations(changed)
-                found.append(
-                    Mutant(module, line, kind, _short(node), _short(changed), place, variant)
-                )
+                text = lines[line - 1].strip()
+                before, after = _short(node), _short(changed)
+                found.append(Mutant(module, line, kind, before, after, text, place, variant))
     return sorted(found, key=lambda mutant: mutant.order)
 
 
