@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from evidence import correctness
 from evidence.canonical import canonical_bytes, digest
-from evidence.gate import SourceRef
-from losses.errors import LossConfigError
+from evidence.gate import GateResult, SourceRef
+from losses.errors import LossConfigError, LossInputError
 from losses.inputs import LossInputs
 from tasks.arms import ArmPlan
 from tasks.context import RunContext
@@ -53,7 +53,11 @@ async def check_correctness(ctx: RunContext) -> GateAnswer:
     if not plans:
         result = correctness.validate(ctx.spec.raw, None)
         return GateAnswer(result.to_gate())
-    measured = await _measure(ctx)
+    try:
+        measured = await _measure(ctx)
+    except LossInputError as error:
+        reason = f"the custom path cannot be measured: {error}"
+        return GateAnswer(GateResult(gate="correctness", status="failed", reasons=(reason,)))
     path = ctx.run.write_file(
         f"correctness-{digest(measured)[:12]}.json", canonical_bytes(measured) + b"\n"
     )

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from losses.errors import LossInputError
 from losses.inputs import LossInputs
 from tasks.context import RunContext
 from tasks.datums import TrainedSequence
@@ -65,9 +66,19 @@ STALE_NATS = (0.0, 0.05, -0.05, 0.3, -0.3, 1.5, -1.5)
 def stale(
     batch: Sequence[TrainedSequence], current: Sequence[NDArray[np.float32]]
 ) -> list[TrainedSequence]:
-    """The batch as if an older policy had sampled it: ratios on both sides of every clip."""
+    """The batch as if an older policy had sampled it: ratios on both sides of every clip.
+
+    Raises:
+        LossInputError: if a sequence has another number of log-probabilities than targets.
+    """
     aged = []
     for number, (sequence, logprobs) in enumerate(zip(batch, current, strict=True)):
+        targets = len(sequence.tokens) - 1
+        if len(logprobs) != targets:
+            raise LossInputError(
+                f"sequence {number}: the service returned {len(logprobs)} log-probabilities, "
+                f"expected {targets}, one for each target token"
+            )
         shifts = np.resize(np.roll(STALE_NATS, number), len(logprobs))
         sampling = np.zeros(len(sequence.tokens))
         sampling[1:] = (logprobs + shifts).astype(np.float32)

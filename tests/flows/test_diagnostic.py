@@ -54,6 +54,9 @@ def experiment(
     document = tiny_spec.spec()
     raw = tiny_spec.execution(document)
     raw["arms"]["dppo"]["loss"] |= {"delta_low": 0.02, "delta_high": 0.02}
+    operand_max = rollout.pop("operand_max", None)
+    if operand_max is not None:
+        raw["environment"]["settings"]["operand_max"] = operand_max
     raw["rollout"] |= rollout
     return Spec.parse(document), raw
 
@@ -286,7 +289,7 @@ def planted(folder: Path, service: LocalService, *faults: str, **rollout: Any) -
     [
         ("logprobs_off_by_one", {}, "logprobs_off_by_one"),
         ("temperature_scaled_logprobs", {"temperature": 0.5}, "temperature_scaled_logprobs"),
-        ("", {"max_tokens": 1}, "every_answer_truncated"),
+        ("", {"max_tokens": 1, "operand_max": 60}, "every_answer_truncated"),
     ],
 )
 def test_fault_of_the_service_is_found(
