@@ -3,12 +3,12 @@
 A result must depend on the request and the weights alone, not on what else is in the batch. That
 holds because every operation here treats rows apart from each other, and because the library
 routines that would choose another order of summation for other sizes are called in sizes where
-they do not (`checks.check_rows` measures it on the machine at hand):
+they do not (`repeatability` measures it on the machine at hand):
 
 * matrix products over tokens (`matrices`) have a multiple of `ROW_QUANTUM` rows;
 * attention has a multiple of `KEY_QUANTUM` keys, the surplus masked, and sums the values in pages
   of `KEY_PAGE` keys, one page after the other;
-* attention has at least `ROW_QUANTUM` / 2 rows of queries per key/value head.
+* attention has at least `QUERY_ROWS` rows of queries per key/value head.
 
 Shape suffixes: N rows (tokens), B sequences, Q queries, K keys, G key/value heads, R query heads
 per key/value head, D head_dim, H hidden.

@@ -12,6 +12,7 @@ import sys
 import pytest
 import torch
 
+from deploy.local_service import matrices
 from deploy.local_service.adapter import LoraConfig
 from deploy.local_service.base_model import BaseModel
 from deploy.local_service.model_store import SMOLLM2, TINY, resolve
@@ -130,6 +131,16 @@ def test_company_order_and_cache_change_no_bit(base):
     check_company_changes_nothing(
         weights, varied_requests(base, prompts=8, longest=60), seeds=(1, 2, 3)
     )
+
+
+def test_company_changes_no_bit_with_plain_products(base, monkeypatch):
+    """Where oneDNN does not pack: these products change with 1 to 7 rows, so shapes must be held."""
+    monkeypatch.setattr(matrices, "_packs", lambda dtype: False)
+    plain = BaseModel.load(base.folder)
+    assert find_differences(plain) == []
+    weights = adapted(plain, seed=1).weights
+    requests = varied_requests(plain, prompts=8, longest=60)
+    check_company_changes_nothing(weights, requests, seeds=(1, 2))
 
 
 def test_long_prompts_change_no_bit(base):
