@@ -1,7 +1,7 @@
 """How much faster the embedded service computes than the plain libraries, as ratios in one run.
 
-Run alone on a quiet machine: ``OMP_WAIT_POLICY=passive OMP_NUM_THREADS=2 pytest -m bench -s
-tests/benchmarks/test_service_speed.py``. All measurements are SmolLM2-135M in float32, 52-token
+Run alone on a quiet machine: ``OMP_WAIT_POLICY=passive OMP_NUM_THREADS=2 pytest -m bench
+--log-cli-level=INFO tests/benchmarks/test_service_speed.py``. All measurements are SmolLM2-135M in float32, 52-token
 prompts, 24 new tokens, wall time, best of the repetitions, the two sides taking turns.
 
 Measured on two shared AVX2 cores (AMD EPYC, load average 6 to 7, so absolute speeds are low):
@@ -31,6 +31,7 @@ What bounds the ratios:
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 
@@ -48,6 +49,8 @@ from deploy.local_service.sampling import SampleRequest, generate
 from deploy.local_service.training import TrainableModel, TrainingDatum
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(3600)]
+
+logger = logging.getLogger(__name__)
 
 PROMPT_TOKENS, NEW_TOKENS, GROUP = 52, 24, 8
 REPETITIONS = 3
@@ -173,4 +176,4 @@ def datum(tokens: list[int]) -> TrainingDatum:
 
 def report(what: str, speeds: str, ratio: float) -> None:
     threads = torch.get_num_threads()
-    print(f"\n{what}, {threads} threads: {speeds}, ratio {ratio:.2f}")
+    logger.info("%s, %d threads: %s, ratio %.2f", what, threads, speeds, ratio)
