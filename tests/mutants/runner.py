@@ -58,6 +58,10 @@ _SLOWER = "only chooses the slower of two readers that give the same rows"
 
 EQUIVALENT: dict[str, str] = {
     'evidence.observations: line.strip()[:1] == "{" [1 -> 2]': _SLOWER,
+    (
+        "evidence.parity: if 1 / _SAFE_SQUARE < largest < _SAFE_SQUARE: "
+        "[1 / _SAFE_SQUARE < largest < _SAFE_SQUARE -> 1 / _SAFE_SQUARE < largest <= _SAFE_SQUARE]"
+    ): "scaling at exactly the threshold gives the same quotient",
     'evidence.observations: and line.strip()[-1:] == "}" [1 -> 2]': _SLOWER,
 }
 """Key of a mutant that behaves as the original does, and why."""
