@@ -283,7 +283,9 @@ UPDATES = TableSchema(
         ),
         _measured("gradient_norm", "Norm that the service reported."),
         _string(
-            "logprob_dtype", "Type in which the log-probabilities came from the client.", nullable=True
+            "logprob_dtype",
+            "Type in which the log-probabilities came from the client.",
+            nullable=True,
         ),
         _string("info_json", "Further metrics of the step as one JSON object.", nullable=True),
     ),
