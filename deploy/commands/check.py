@@ -12,10 +12,11 @@ from evidence.applicability import COVERED_FEATURES, check_applicability
 from evidence.errors import InputError
 from evidence.execution import ExecutionFile, contradictions, missing_settings
 from evidence.plan import PlanCheck, plan_check
+from evidence.profile import Profile, apply_profile
 from evidence.spec import Spec, unresolved
 from evidence.spec_preflight import SpecPreflightResult
 from evidence.spec_preflight import validate as spec_preflight
-from flows.catalog import find_spec, resolved_from
+from flows.catalog import find_profile, find_spec, resolved_from
 from flows.inputs import read_bytes
 
 
@@ -67,7 +68,9 @@ class SpecCheck:
 
 def check(args: argparse.Namespace) -> int:
     """Print what a spec means. Exit status 0 if it can be launched, 2 if not."""
-    found = check_spec(args.spec, execution=args.execution, base_score=args.base_score)
+    found = check_spec(
+        args.spec, execution=args.execution, profile=args.profile, base_score=args.base_score
+    )
     if args.json:
         print(json.dumps(found.to_record(), indent=2, ensure_ascii=True, allow_nan=False))
     else:
@@ -76,13 +79,18 @@ def check(args: argparse.Namespace) -> int:
 
 
 def check_spec(
-    name_or_path: str, *, execution: str | None = None, base_score: float | None = None
+    name_or_path: str,
+    *,
+    execution: str | None = None,
+    profile: str | None = None,
+    base_score: float | None = None,
 ) -> SpecCheck:
     """Read a spec and its execution file and look at both from every side.
 
     Args:
         name_or_path: a shipped spec's name, or a file (a spec, or a triage document holding one).
         execution: execution file; by default the one beside the spec.
+        profile: look at both as this profile scales them.
         base_score: measured score of the base model, which narrows what effects are possible.
 
     Raises:
@@ -95,6 +103,8 @@ def check_spec(
     if path is not None:
         data = read_bytes(path, field="--execution")
         settings = ExecutionFile.parse(data, where=str(path))
+    if profile is not None:
+        spec, settings = _scaled(spec, settings, profile)
     placeholders = tuple(unresolved(spec))
     return SpecCheck(
         spec=spec,
@@ -110,6 +120,15 @@ def check_spec(
         resolved_by=resolved_from(spec) if placeholders or settings is None else None,
         plan=_plan(spec, base_score),
     )
+
+
+def _scaled(spec: Spec, settings: ExecutionFile | None, profile: str) -> tuple[Spec, ExecutionFile]:
+    if settings is None:
+        raise InputError("--profile", profile, "a spec with an execution file, which it scales")
+    path = find_profile(profile)
+    found = Profile.parse(read_bytes(path, field="--profile"), where=str(path))
+    scaled = apply_profile(spec, settings, found)
+    return scaled.spec, scaled.execution
 
 
 def _plan(spec: Spec, base_score: float | None) -> PlanCheck | None:

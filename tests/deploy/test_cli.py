@@ -253,3 +253,12 @@ def test_run_refuses_a_spec_that_it_could_not_carry_to_the_end(tmp_path, capsys,
 
     assert main(["run", str(tmp_path / "s.json"), "--run-dir", str(tmp_path / "runs")]) == 2
     assert said in one_line(capsys)
+
+
+def test_check_looks_at_the_spec_as_a_profile_scales_it(capsys):
+    """The laptop profile trains another, smaller model than the GSM8K experiment registers."""
+    main(["check", "gsm8k-dppo", "--profile", "laptop"])
+
+    out = capsys.readouterr().out
+    assert "SmolLM2-135M-Instruct" in out
+    assert "Qwen/Qwen3.5-2B, LoRA" not in out
