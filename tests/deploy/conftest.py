@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import threading
+import time
 
 import httpx
 import numpy as np
@@ -212,6 +213,10 @@ def in_thread(service):
         target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True
     )
     thread.start()
+    deadline = time.monotonic() + 30.0
+    while not server.started and thread.is_alive() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert server.started
     try:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
