@@ -4,17 +4,14 @@ import argparse
 import asyncio
 import json
 import os
-import re
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from deploy.commands.run import quiet_prefect, service_of
+from deploy.commands.run import named_run, quiet_prefect, refused, service_of
 from deploy.exit_codes import ExitCode
 from deploy.progress import listener
-from evidence.errors import InputError
 from flows.catalog import find_spec
 from flows.diagnose import carry_out_diagnostic
 from flows.diagnostic_plan import (
@@ -36,7 +33,6 @@ EXIT_CODES: Mapping[DiagnosticEnd, ExitCode] = {
     "capacity": ExitCode.CAPACITY,
     "service_refused": ExitCode.BAD_INPUT,
 }
-_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 def diagnose(args: argparse.Namespace) -> int:
@@ -60,11 +56,11 @@ def diagnose(args: argparse.Namespace) -> int:
         ):
             outcome = asyncio.run(_carry_out(request, service, progress, prefect=args.prefect))
     except BudgetExhausted as error:
-        return _refused(ExitCode.STOPPED_BY_GATE, error)
+        return refused(ExitCode.STOPPED_BY_GATE, error)
     except PermanentServiceError as error:
-        return _refused(ExitCode.BAD_INPUT, error)
+        return refused(ExitCode.BAD_INPUT, error)
     except ServiceError as error:
-        return _refused(ExitCode.CAPACITY, error)
+        return refused(ExitCode.CAPACITY, error)
     if args.json:
         print(json.dumps(outcome.to_record(), indent=2, ensure_ascii=True, allow_nan=False))
     else:
@@ -96,16 +92,5 @@ async def _as_flow(plan: DiagnosticPlan) -> DiagnosticOutcome:
 
 
 def _run_id(args: argparse.Namespace) -> str:
-    """The given name, or one made of the spec's, so that the same command means the same run."""
-    if args.run_id is None:
-        name = f"{find_spec(args.spec).name}-diagnostic"
-        return re.sub(r"[^A-Za-z0-9._-]+", "-", name).lstrip("-._")[:128] or "diagnostic"
-    if not _RUN_ID.fullmatch(args.run_id):
-        expected = "letters, digits, '.', '_' and '-', at most 128, the first a letter or digit"
-        raise InputError("--run-id", args.run_id, expected)
-    return str(args.run_id)
-
-
-def _refused(code: ExitCode, error: Exception) -> int:
-    print(f"gated-rl: {' '.join(str(error).split())}", file=sys.stderr)
-    return code
+    parts = [f"{find_spec(args.spec).name}-diagnostic"] if args.run_id is None else []
+    return named_run(args.run_id, parts, otherwise="diagnostic")

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from deploy.exit_codes import ExitCode
@@ -61,9 +61,9 @@ def run(args: argparse.Namespace) -> int:
             )
             outcome = asyncio.run(work)
     except PermanentServiceError as error:
-        return _refused(ExitCode.BAD_INPUT, error)
+        return refused(ExitCode.BAD_INPUT, error)
     except ServiceError as error:
-        return _refused(ExitCode.CAPACITY, error)
+        return refused(ExitCode.CAPACITY, error)
     print(_closing(outcome, as_json=args.json))
     return EXIT_CODES[outcome.exit_kind]
 
@@ -136,19 +136,29 @@ def service_of(
 
 
 def _run_id(args: argparse.Namespace) -> str:
-    """The given name, or one made of what is run, so that the same command means the same run."""
-    if args.run_id is None:
-        parts = [find_spec(args.spec).name]
-        parts += [Path(args.profile).stem] if args.profile else []
-        parts += [f"limit{args.limit}"] if args.limit else []
-        return re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(parts)).lstrip("-._")[:128] or "run"
-    if not _RUN_ID.fullmatch(args.run_id):
+    parts = [find_spec(args.spec).name] if args.run_id is None else []
+    parts += [Path(args.profile).stem] if args.profile else []
+    parts += [f"limit{args.limit}"] if args.limit else []
+    return named_run(args.run_id, parts, otherwise="run")
+
+
+def named_run(given: str | None, parts: Sequence[str], *, otherwise: str) -> str:
+    """The given name, or one made of what is run, so that the same command means the same run.
+
+    Raises:
+        InputError: if the given name cannot be one of a folder.
+    """
+    if given is None:
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(parts)).lstrip("-._")
+        return name[:128] or otherwise
+    if not _RUN_ID.fullmatch(given):
         expected = "letters, digits, '.', '_' and '-', at most 128, the first a letter or digit"
-        raise InputError("--run-id", args.run_id, expected)
-    return str(args.run_id)
+        raise InputError("--run-id", given, expected)
+    return given
 
 
-def _refused(code: ExitCode, error: ServiceError) -> int:
+def refused(code: ExitCode, error: Exception) -> int:
+    """Say in one line why nothing was run, and return the exit status."""
     print(f"gated-rl: {' '.join(str(error).split())}", file=sys.stderr)
     return code
 
