@@ -343,9 +343,8 @@ def _detector(name: str) -> tuple[str, Callable[[str], bool]]:
         get_mapping_from_secret_type_to_class,
     )
 
-    found: dict[str, Any] = {
-        cls.__name__: cls for cls in get_mapping_from_secret_type_to_class().values()
-    }
-    plugin = found[name]()
+    # The mapping's own type is lost behind a cache decorator on some installations.
+    classes: dict[str, Any] = get_mapping_from_secret_type_to_class()
+    plugin = next(found for found in classes.values() if found.__name__ == name)()
     kind = str(plugin.secret_type).lower()
     return kind, lambda line: any(plugin.analyze_string(line))
