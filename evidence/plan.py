@@ -6,7 +6,7 @@ rule can and cannot say about an experiment of this size.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from typing import Any
@@ -136,6 +136,7 @@ def plan_check(
     *,
     base_score: float | Mapping[str, float] | None = None,
     n_units: int | None = None,
+    roles: Collection[str] = (),
 ) -> PlanCheck:
     """Compare what the rule needs with what can happen.
 
@@ -147,6 +148,7 @@ def plan_check(
         spec: a spec with a decision rule, parsed or as given.
         base_score: the base model's score, for every metric or by metric.
         n_units: items (or seeds); by default the spec's ``eval.n_examples`` (or its seeds).
+        roles: roles that the execution file gives to arms.
 
     Raises:
         InputError: if the rule, the number of items or a base score cannot be used.
@@ -163,7 +165,7 @@ def plan_check(
         can_support=all(plan.can_pass for plan in plans),
         can_refute=all(plan.can_fail for plan in plans),
         items=tuple(items_table(value_range=max(ranges), alpha=rule.alpha)),
-        notes=tuple(weak_spots(document)),
+        notes=tuple(weak_spots(document, roles=roles)),
     )
 
 
@@ -204,17 +206,23 @@ def items_table(
     ]
 
 
-def weak_spots(spec: Mapping[str, Any]) -> list[str]:
-    """Name parts of a spec that no run can satisfy as they are written, one sentence each."""
+def weak_spots(spec: Mapping[str, Any], *, roles: Collection[str] = ()) -> list[str]:
+    """Name parts of a spec that no run can satisfy as they are written, one sentence each.
+
+    Args:
+        spec: the spec as given.
+        roles: roles that the execution file gives to arms.
+    """
     arms = {as_mapping(arm).get("name") for arm in as_list(spec.get("arms"))}
     rule = as_mapping(spec.get("decision_rule"))
     criteria = [as_mapping(criterion) for criterion in as_list(rule.get("criteria"))]
     weighed = [name for criterion in criteria for name in as_mapping(criterion.get("weights"))]
-    roles = list(dict.fromkeys(name for name in weighed if is_text(name) and name not in arms))
+    known = {*arms, *roles}
+    strange = list(dict.fromkeys(name for name in weighed if is_text(name) and name not in known))
     found = []
-    if roles:
+    if strange:
         found.append(
-            f"The decision weighs {', '.join(map(show, roles))}, which no arm is called; the "
+            f"The decision weighs {', '.join(map(show, strange))}, which no arm is called; the "
             "execution file must say which arm has which role."
         )
     groups = as_list(as_mapping(spec.get("restoration_preflight")).get("groups"))

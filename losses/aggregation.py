@@ -134,7 +134,7 @@ def denominator_value(config: Mapping[str, Any], *, loss_tokens: int, sequences:
     """Return what a summed loss is divided by, as the execution file registers it.
 
     ``none`` is 1 (the service's own sum), ``loss_tokens`` and ``sequences`` are the counts that the
-    caller passes (of the whole rollout batch, so that splitting it changes nothing) and
+    caller passes (of everything in one optimizer step, so that splitting it changes nothing) and
     ``constant`` is the registered ``value``. A count of 0 gives 1: the sum is 0 then.
 
     Raises:

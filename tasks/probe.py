@@ -13,7 +13,7 @@ from typing import Any
 from evidence.gate import CheckResult, GateResult, GateStatus
 from tasks.anchor import anchor_of
 from tasks.arms import ArmPlan
-from tasks.context import RunContext
+from tasks.context import RunContext, require_graded
 from tasks.datums import TrainedSequence, datum_of
 from tasks.failures import FailureKind, PermanentServiceError
 from tasks.gate_answer import GateAnswer
@@ -113,7 +113,11 @@ async def _one_step(ctx: RunContext, arm: ArmPlan, trainer: Trainer) -> None:
 
 
 async def probe_example(ctx: RunContext, arm: ArmPlan, trainer: Trainer) -> TrainedSequence:
-    """One sampled completion of the first training task, with advantage 1."""
+    """One sampled completion of the first training task, with advantage 1.
+
+    Raises:
+        ServiceOutage: if its simulator or judge failed: better known now than after training.
+    """
     sampler = await trainer.publish(f"probe-{arm.name}")
     item_id = ctx.environment.train_batch(0, ctx.execution.rollout.groups)[0]
     episode = await ctx.environment.run_episode(
@@ -122,4 +126,5 @@ async def probe_example(ctx: RunContext, arm: ArmPlan, trainer: Trainer) -> Trai
         settings=ctx.rollout_settings,
         seed=arm.sampling_seed(ctx.run.spec_sha256, "probe", 0, 0, 0),
     )
+    require_graded([episode])
     return sampled_sequence(episode, group=0, sample=0, advantage=1.0)

@@ -118,7 +118,7 @@ def check_spec(
         ),
         placeholders=placeholders,
         resolved_by=resolved_from(spec) if placeholders or settings is None else None,
-        plan=_plan(spec, base_score),
+        plan=_plan(spec, settings, base_score),
     )
 
 
@@ -131,11 +131,11 @@ def _scaled(spec: Spec, settings: ExecutionFile | None, profile: str) -> tuple[S
     return scaled.spec, scaled.execution
 
 
-def _plan(spec: Spec, base_score: float | None) -> PlanCheck | None:
+def _plan(spec: Spec, settings: ExecutionFile | None, base_score: float | None) -> PlanCheck | None:
     if spec.decision_rule is None:
         return None
     try:
-        return plan_check(spec, base_score=base_score)
+        return plan_check(spec, base_score=base_score, roles=settings.roles if settings else ())
     except InputError as error:
         if error.field.startswith("base_score"):
             raise InputError("--base-score", error.value, error.expected) from None

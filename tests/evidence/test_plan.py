@@ -106,6 +106,11 @@ def test_weak_spots_name_roles_without_arms_and_keys_no_server_reports():
     assert "lora_rank" in rank
 
 
+def test_roles_that_the_execution_file_gives_are_no_weak_spot():
+    (rank,) = weak_spots(real_spec("sdpo").raw, roles={"baseline", "treatment"})
+    assert "lora_rank" in rank
+
+
 def test_spec_whose_weights_are_its_arms_has_no_weak_spot():
     criteria = [{"weights": {"a": 1, "b": -1}}]
     assert (
