@@ -56,6 +56,12 @@ _INTEGERS = {
 }
 _NUMPY_KINDS = {"int64": "iu", "float64": "fiu", "float32": "fiu", "bool": "b", "string": ""}
 _ROW_GROUP_ROWS = 1 << 20
+GROUPS = "parts"
+"""Folder of finished groups, numbered by group."""
+EPISODES = "episodes"
+"""Folder of finished episodes of groups that may not be finished, numbered through the step."""
+RESCORED = "rescored"
+"""Folder of groups that a teacher has scored, numbered by group."""
 _ZIP_TIME = (1980, 1, 1, 0, 0, 0)
 _MISSING = object()
 
@@ -226,7 +232,14 @@ class Run(RunFiles):
     # ---- parts ---------------------------------------------------------------------------------
 
     def write_part(
-        self, arm: str, phase: str, step: int | str, group: int, tables: Mapping[str, Rows]
+        self,
+        arm: str,
+        phase: str,
+        step: int | str,
+        group: int,
+        tables: Mapping[str, Rows],
+        *,
+        folder: str = GROUPS,
     ) -> str:
         """Keep the rows of one finished group, so that it is never sampled again.
 
@@ -236,7 +249,9 @@ class Run(RunFiles):
             step: rollout step, or the label of an evaluation.
             group: index of the group in the step.
             tables: rows by table name, in the forms that `write_table` takes; key columns must be
-                in the rows or follow from the arguments.
+                in the rows or follow from the arguments. A member that ``folder`` does not number
+                by groups has its ``group`` in the rows.
+            folder: kind of part: `GROUPS`, `EPISODES` or `RESCORED`.
 
         Returns:
             The path of the part: a zip file with one Parquet member a table, all or nothing.
@@ -250,25 +265,33 @@ class Run(RunFiles):
             name: _encode(table_schema(name), rows, _fill(table_schema(name), known))[0]
             for name, rows in sorted(tables.items())
         }
-        return self.write_bytes(_part_path(arm, phase, step, group), _zip(members))
+        return self.write_bytes(_part_path(arm, phase, step, group, folder), _zip(members))
 
-    def read_part(self, arm: str, phase: str, step: int | str, group: int) -> dict[str, pa.Table]:
+    def read_part(
+        self, arm: str, phase: str, step: int | str, group: int, *, folder: str = GROUPS
+    ) -> dict[str, pa.Table]:
         """Return the tables of a finished group, as Arrow tables by name."""
-        path = _part_path(arm, phase, step, group)
+        path = _part_path(arm, phase, step, group, folder)
         with zipfile.ZipFile(io.BytesIO(self.read_bytes(path))) as archive:
             return {
                 name: self._decode(name, archive.read(name), f"{path}:{name}")
                 for name in archive.namelist()
             }
 
-    def parts(self, arm: str, phase: str, step: int | str) -> list[int]:
+    def parts(self, arm: str, phase: str, step: int | str, *, folder: str = GROUPS) -> list[int]:
         """Return the groups of a step that are finished, sorted."""
-        folder = _part_path(arm, phase, step, 0).rpartition("/")[0]
-        names = [path.rpartition("/")[2] for path in self._store.paths(folder)]
+        place = _part_path(arm, phase, step, 0, folder).rpartition("/")[0]
+        names = [path.rpartition("/")[2] for path in self._store.paths(place)]
         return sorted(int(name.removesuffix(".zip")) for name in names)
 
     def assemble_parts(
-        self, arm: str, phase: str, step: int | str, groups: Sequence[int]
+        self,
+        arm: str,
+        phase: str,
+        step: int | str,
+        groups: Sequence[int],
+        *,
+        folder: str = GROUPS,
     ) -> dict[str, TableRef]:
         """Write the tables of a rollout step, or of an evaluation, from its finished groups.
 
@@ -277,12 +300,13 @@ class Run(RunFiles):
             phase: the phase.
             step: rollout step, or the label of an evaluation.
             groups: the groups to take.
+            folder: kind of part.
 
         Raises:
             InputError: if one of the groups has no part.
         """
         known = {"arm": arm, "phase": phase, "step": step, "label": step}
-        read = [self.read_part(arm, phase, step, group) for group in groups]
+        read = [self.read_part(arm, phase, step, group, folder=folder) for group in groups]
         names = sorted({name for tables in read for name in tables})
         return {
             name: self.write_table(
@@ -334,13 +358,13 @@ def _key_of(path: str) -> Key:
     return () if parts == ["all"] else tuple(decode_segment(part) for part in parts)
 
 
-def _part_path(arm: str, phase: str, step: int | str, group: int) -> str:
+def _part_path(arm: str, phase: str, step: int | str, group: int, folder: str = GROUPS) -> str:
     names = ("arm", "phase", "step", "group")
     segments = [
         encode_segment(value, field=name)
         for name, value in zip(names, (arm, phase, step, group), strict=True)
     ]
-    return f"parts/{'/'.join(segments)}.zip"
+    return f"{folder}/{'/'.join(segments)}.zip"
 
 
 def _fill(schema: TableSchema, known: Mapping[str, Any]) -> Key:

@@ -27,7 +27,17 @@ TableKind = Literal["content", "journal"]
 PROBABILITY_BINS = 6
 """Bins of the sampling probability: 0, 0.01, 0.1, 0.5, 0.9, 0.99, 1; lower edges inclusive."""
 
-PHASES = ("probe", "preflight", "pilot", "train", "eval", "diagnostic")
+PHASES = (
+    "probe",
+    "preflight",
+    "pilot",
+    "calibration-1",
+    "calibration-2",
+    "train",
+    "eval",
+    "diagnostic",
+)
+"""Parts of a run. ``calibration-N`` is a pilot again, with the Nth registered fallback."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,10 +202,14 @@ TOKENS = TableSchema(
         _integer("token_id", "Id of the token as it was sent or sampled."),
         _flag("loss_mask", "Whether the policy sampled the token and it is trained on."),
         _number32("sampling_logprob", _SAMPLING_LOGPROB_DOC, nullable=True, nonfinite=True),
-        _number32("advantage", "Advantage of the token.", nullable=True),
+        _number32(
+            "advantage",
+            "Advantage of the token; null off the mask, and where `rescoring` gives it.",
+            nullable=True,
+        ),
         _number32(
             "teacher_logprob",
-            "Log-probability under the feedback-conditioned prompt, nats.",
+            "Always null: the teacher's values stand in `rescoring`.",
             nullable=True,
             nonfinite=True,
         ),
@@ -438,12 +452,48 @@ RESCORING = TableSchema(
         _POSITION,
         _number32(
             "teacher_logprob",
-            "Log-probability under the feedback-conditioned prompt, nats.",
+            "Log-probability under the feedback-conditioned prompt, nats; NaN where there is none.",
             nonfinite=True,
         ),
         _number32("sampling_logprob", _SAMPLING_LOGPROB_DOC, nonfinite=True),
         _number32("advantage", "Advantage of the token that follows from the two."),
-        _integer("teacher_prefix_tokens", "Tokens of the teacher's prompt before the completion."),
+        _integer(
+            "teacher_prefix_tokens",
+            "Tokens of the teacher's system message; 0 where nothing was scored.",
+        ),
+    ),
+)
+
+TEACHERS = TableSchema(
+    name="teachers",
+    version=1,
+    kind="content",
+    partition=_STEP_FILE,
+    key=_EPISODE_KEY,
+    doc="What the teacher of one trajectory was shown, and what became of its scores.",
+    columns=(
+        *_EPISODE,
+        _integer("policy_version", "Optimizer steps done by the teacher's weights."),
+        _integer(
+            "solution_sample", "Sibling whose conversation was chosen to be shown.", nullable=True
+        ),
+        _number("solution_reward", "Reward of that sibling.", nullable=True),
+        _number(
+            "solution_native_reward",
+            "The environment's own reward of that sibling, which may have failed.",
+            nullable=True,
+        ),
+        _flag("solution_shown", "Whether it stands in the teacher's prompt."),
+        _flag("solution_dropped", "Whether it was left out because the sequence was too long."),
+        _flag("feedback_shown", "Whether feedback on the attempt stands in the prompt."),
+        _flag("over_length", "Whether the sequence was too long even so: no token has a signal."),
+        _integer("student_prefix_tokens", "Tokens of the policy's own system message."),
+        _integer("teacher_prefix_tokens", "Tokens of the teacher's; 0 if nothing was scored."),
+        _integer("teacher_tokens", "Tokens of the scored sequence; 0 if nothing was scored."),
+        _integer("trained_tokens", "Trained tokens of the trajectory."),
+        _integer("missing_tokens", "Of them: without a teacher log-probability, advantage 0."),
+        _integer("clipped_tokens", "Of them: with an advantage that the clip changed."),
+        _string("prefix_sha256", "SHA-256 of the teacher's prefix token ids.", nullable=True),
     ),
 )
 
@@ -519,6 +569,7 @@ TABLES: Mapping[str, TableSchema] = MappingProxyType(
             DECISION,
             TURNS,
             RESCORING,
+            TEACHERS,
             TIMINGS,
             SERVICE_IDS,
             RESTORES,
