@@ -121,7 +121,7 @@ def test_key_that_occurs_twice_is_refused(run, rollout_row):
 
 
 def test_unknown_phase_in_the_key_is_refused(run, rollout_row):
-    with pytest.raises(InputError, match="one of probe, preflight, pilot, train, eval"):
+    with pytest.raises(InputError, match="one of probe, preflight, pilot, calibration-1"):
         run.write_table("rollouts", [rollout_row()], key=("grpo", "test", 0))
 
 
