@@ -14,10 +14,11 @@ def step_metrics(run: Run) -> list[dict[str, Any]]:
     ``groups_with_signal`` counts groups in which an advantage is not 0: the others teach nothing.
     Fractions are over completions; ``correct_fraction`` is null where nothing was graded.
     """
-    return [_of_step(run, key) for key in run.keys("rollouts")]
+    return [metrics_of_step(run, key) for key in run.keys("rollouts")]
 
 
-def _of_step(run: Run, key: tuple[Any, ...]) -> dict[str, Any]:
+def metrics_of_step(run: Run, key: tuple[Any, ...]) -> dict[str, Any]:
+    """Return the row of one rollout step, by the key of its rollout table."""
     table = run.read_arrow("rollouts", key=key)
     column = {name: table.column(name).to_pylist() for name in table.column_names}
     count = table.num_rows

@@ -5,49 +5,62 @@ Parameters are plain JSON. The work is `flows.diagnose.carry_out_diagnostic`.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 from prefect import flow
-from pydantic import Field
 
 from flows.diagnose import carry_out_diagnostic
 from flows.diagnostic_plan import DiagnosticRequest, make_diagnostic_plan
-from tasks.service_settings import ServiceSettings
-
-RunId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+from flows.form import (
+    AS_WRITTEN,
+    LOCAL,
+    ProfileName,
+    RunId,
+    ServiceAddress,
+    SpecName,
+    service_from,
+    text_of,
+)
 
 
 @flow(name="diagnostic", persist_result=False, validate_parameters=True)
-async def diagnostic(
-    spec_name_or_path: str,
-    service_url: str,
+async def diagnostic(  # noqa: PLR0913 - flat parameters are what a run form shows
+    spec: SpecName,
     run_id: RunId,
-    settings: str | None = None,
+    service: ServiceAddress = LOCAL,
+    profile: ProfileName = AS_WRITTEN,
     run_dir: str = "runs",
-    profile: str | None = None,
+    settings: str | None = None,
     from_run: str | None = None,
+    spec_file: str | None = None,
+    profile_file: str | None = None,
 ) -> dict[str, Any]:
     """Find out within a hard cap why a mask is active or not. Nothing is launched by the answer.
 
     Args:
-        spec_name_or_path: a shipped spec's name, or a path to a spec with its execution file.
-        service_url: address of a Tinker-compatible service.
-        run_id: name of the diagnostic; the same name goes on with the same one.
-        settings: settings file; by default the one beside the spec.
-        run_dir: folder or URL under which runs are kept.
-        profile: a shipped profile's name or a path; scales the experiment to a smaller machine.
-        from_run: folder of the run that gave rise to it.
+        spec: The experiment, by the name of a spec that ships with the program.
+        run_id: Name of the diagnostic. The same name goes on with the same one.
+        service: 'local' for the embedded service that was started with this page, or the http(s)
+            address of a Tinker-compatible service.
+        profile: Scales the experiment to a smaller machine first.
+        run_dir: Folder or URL under which runs are kept.
+        settings: Path of the settings file; by default the one beside the spec.
+        from_run: Folder of the run that gave rise to it.
+        spec_file: Path of a spec of your own, with its execution file beside it; counts instead of
+            `spec`.
+        profile_file: Path of a profile of your own; counts instead of `profile`.
 
     Returns:
         The outcome as plain data.
     """
+    chosen = text_of(profile)
     request = DiagnosticRequest(
-        spec=spec_name_or_path,
+        spec=spec_file or text_of(spec),
         run_id=run_id,
         settings=settings,
         run_dir=run_dir,
-        profile=profile,
+        profile=profile_file or (None if chosen == AS_WRITTEN else chosen),
         earlier=from_run,
     )
-    plan = await make_diagnostic_plan(request, ServiceSettings(url=service_url))
+    plan = await make_diagnostic_plan(request, service_from(service, None))
     return (await carry_out_diagnostic(plan)).to_record()

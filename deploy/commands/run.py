@@ -15,7 +15,7 @@ from deploy.local_service import launch
 from deploy.local_service.settings import ServiceSettings as LocalServiceSettings
 from deploy.progress import listener
 from evidence.errors import InputError
-from flows.catalog import find_spec
+from flows.catalog import find_spec, shipped_specs
 from flows.launch import LaunchRequest, make_plan, read_request
 from flows.outcome import ExitKind, Outcome
 from flows.run import carry_out
@@ -78,17 +78,20 @@ async def _carry_out(
     quiet_prefect(os.environ)
     from flows.comparison import comparison  # noqa: PLC0415 - Prefect reads its settings on import
 
+    shipped = shipped_specs()
+    is_own = request.spec not in shipped
     with listening(progress):
         record = await comparison(
-            spec_name_or_path=request.spec,
-            service_url=service.url,
+            spec=shipped[0] if is_own else request.spec,
             run_id=request.run_id,
-            run_dir=request.run_dir,
-            profile=request.profile,
+            service=service.url,
             limit=request.limit,
             accept_unverified=list(request.accept_unverified),
-            execution=request.execution,
             strict_model=request.strict_model,
+            run_dir=request.run_dir,
+            spec_file=request.spec if is_own else None,
+            execution_file=request.execution,
+            profile_file=request.profile,
             service_profile=profile,
         )
     return Outcome.from_record(record)

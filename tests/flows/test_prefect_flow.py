@@ -43,8 +43,9 @@ def test_flow_shows_every_step_as_a_task(
 
     async def run_and_look() -> tuple[dict[str, object], list[str]]:
         outcome = await comparison(
-            spec_name_or_path=str(tmp_path / "small.json"),
-            service_url=local_service.url,
+            spec="tiny",
+            spec_file=str(tmp_path / "small.json"),
+            service=local_service.url,
             run_id="shown",
             run_dir=str(tmp_path),
             limit=1,
@@ -73,9 +74,7 @@ def test_flow_refuses_a_name_that_is_no_name(prefect_server: None) -> None:
     from flows.comparison import comparison  # noqa: PLC0415
 
     async def start() -> None:
-        await comparison(
-            spec_name_or_path="tiny", service_url="http://127.0.0.1:1", run_id="../elsewhere"
-        )
+        await comparison(spec="tiny", service="http://127.0.0.1:1", run_id="../elsewhere")
 
     with pytest.raises(ParameterTypeError, match="run_id"):
         asyncio.run(start())

@@ -1,0 +1,72 @@
+"""Set the same flow run to start again later, in place.
+
+A flow cannot do that by returning a state: the engine takes a scheduled state for a crash. The
+state is set through the API instead, by force, and the process ends without reporting one. The
+flow run keeps its id, its parameters and its place in the list, and nothing runs while it waits.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime, timedelta
+from typing import Any, Never
+from uuid import UUID
+
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import State
+from prefect.exceptions import Abort
+from prefect.states import Scheduled
+
+from evidence.errors import InputError
+
+AWAITING_CAPACITY = "AwaitingCapacity"
+AWAITING_SERVICE = "AwaitingService"
+REQUEUE_VARIABLE = "GATED_RL_REQUEUE_SECONDS"
+"""Environment variable: seconds until the next attempt, whatever the service asks for."""
+SHORTEST_SECONDS = 30.0
+"""A worker takes runs up to 10 s before they are due: sooner, two processes could meet."""
+USUAL_SECONDS = 900.0
+LONGEST_SECONDS = 6 * 3600.0
+
+
+def seconds_until_next_attempt(retry_after: float | None) -> float:
+    """How long to wait before the service is asked again.
+
+    Args:
+        retry_after: seconds that the service asked to wait, if it said.
+
+    Raises:
+        InputError: if the setting is no number of seconds above 0.
+    """
+    given = os.environ.get(REQUEUE_VARIABLE)
+    if given is None:
+        wanted = USUAL_SECONDS if retry_after is None else retry_after
+        return min(max(wanted, SHORTEST_SECONDS), LONGEST_SECONDS)
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = 0.0
+    if not 0.0 < seconds <= LONGEST_SECONDS:
+        raise InputError(REQUEUE_VARIABLE, given, f"seconds, at most {LONGEST_SECONDS:.0f}")
+    return seconds
+
+
+async def start_again_later(
+    flow_run_id: UUID, *, seconds: float, state_name: str, reason: str
+) -> Never:
+    """Schedule the flow run that this process carries out, and leave it.
+
+    Args:
+        flow_run_id: the flow run of this process; it must be one of a deployment.
+        seconds: how much later.
+        state_name: what it is shown as while it waits.
+        reason: one sentence, shown with the state.
+
+    Raises:
+        Abort: always; the engine ends the process with status 0 and reports no state of its own.
+    """
+    due = datetime.now(UTC) + timedelta(seconds=seconds)
+    state: State[Any] = Scheduled(name=state_name, message=reason, scheduled_time=due)
+    async with get_client() as client:
+        await client.set_flow_run_state(flow_run_id, state, force=True)
+    raise Abort(reason)
