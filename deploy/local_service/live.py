@@ -32,6 +32,9 @@ class BaseFacts:
     vocab_size: int
     context_length: int
     """Tokens of prompt and completion together."""
+    not_repeatable: tuple[str, ...] = ()
+    """What was found at loading to depend on what else is computed, in words; empty is as it should
+    be."""
 
 
 class LiveModel(Protocol):

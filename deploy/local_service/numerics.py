@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -20,6 +21,7 @@ from deploy.local_service.live import BaseFacts, SampleTask
 from deploy.local_service.model_files import read_model_files
 from deploy.local_service.model_store import resolve
 from deploy.local_service.optimizer import AdamWConfig
+from deploy.local_service.repeatability import find_differences
 from deploy.local_service.sample_bridge import core_request
 from deploy.local_service.sampler_weights import SamplerWeights
 from deploy.local_service.sampling import generate
@@ -28,6 +30,8 @@ from deploy.local_service.training import TrainableModel, TrainingDatum
 from deploy.local_service.wire import Array, WireDatum
 from evidence.errors import InputError
 
+logger = logging.getLogger(__name__)
+
 _MERGED_TRAINERS = 2
 """Live models whose merged weights are kept: each is a copy as large as the base model."""
 
@@ -35,6 +39,14 @@ _MERGED_TRAINERS = 2
 def _plain_mode() -> torch.inference_mode:
     """Leave inference mode: training may run between two tokens of a sampling batch."""
     return torch.inference_mode(mode=False)
+
+
+def _differences(name: str, base: BaseModel) -> tuple[str, ...]:
+    """Measure what repeatable results rest on, and warn where it does not hold on this machine."""
+    found = tuple(find_differences(base))
+    for what in found:
+        logger.warning("%s: results may not repeat bit for bit on this machine: %s", name, what)
+    return found
 
 
 class Trainable(TrainableModel):
@@ -164,6 +176,7 @@ class TorchNumerics:
                     dtype=self._settings.dtype,
                     vocab_size=base.vocab_size,
                     context_length=base.max_positions,
+                    not_repeatable=_differences(name, base),
                 )
                 self._bases[name] = (base, facts)
             return self._bases[name][1]

@@ -153,6 +153,7 @@ class Service:
                     "dtype": base.dtype,
                     "vocab_size": base.vocab_size,
                     "context_length": base.context_length,
+                    "not_repeatable": list(base.not_repeatable),
                 }
                 for base in bases
                 if base is not None
