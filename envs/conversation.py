@@ -14,18 +14,28 @@ DIMENSIONS = ("invalid_tool_use", "ungrounded_claims", "upfront_clarification")
 
 
 class ToolResult(NamedTuple):
-    """What a tool answered. `error` is None where it worked; `ends` ends the conversation."""
+    """What a tool answered.
+
+    `error` is None where it worked; `ends` ends the conversation; `unknown`: there is no such tool.
+    """
 
     text: str
     error: str | None = None
     ends: bool = False
+    unknown: bool = False
 
 
 class UserReply(NamedTuple):
-    """What the user says next; with `stops` the conversation is over."""
+    """What the user says next; with `stops` the conversation is over.
+
+    `attempts` is how often a model was asked for it, 0 where none plays the user; `problems` names
+    what was wrong with unusable answers (`envs.outcomes`).
+    """
 
     text: str
     stops: bool
+    attempts: int = 0
+    problems: tuple[str, ...] = ()
 
 
 class World(Protocol):
@@ -77,13 +87,18 @@ class Transcript:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Scores by dimension, the reasons in words, and how often the judge was asked."""
+    """Scores by dimension, and the reasons in words.
+
+    `attempts` is how often a model was asked, 0 where none judges; `failures` says in words what
+    was wrong with unusable answers, and `problems` by name (`envs.outcomes`).
+    """
 
     scores: Mapping[str, float]
     rationale: str
-    attempts: int = 1
+    attempts: int = 0
     raw: str = ""
     failures: tuple[str, ...] = field(default_factory=tuple)
+    problems: tuple[str, ...] = field(default_factory=tuple)
 
     @property
     def composite(self) -> float:
@@ -101,6 +116,12 @@ class Judge(Protocol):
             EnvServiceError: if a served judge gives no valid answer after its retries.
         """
         ...
+
+
+def clipped(text: str, limit: int) -> str:
+    """Return at most `limit` characters of a text, and say how many more there were."""
+    more = len(text) - limit
+    return text if more <= 0 else f"{text[:limit]} [... {more} more characters]"
 
 
 def storable(text: str) -> str:

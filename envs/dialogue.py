@@ -7,7 +7,7 @@ rendered message: history is never rendered again, so one sequence per episode c
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import nan
 from typing import Any
 
@@ -17,14 +17,17 @@ from envs.conversation import (
     Judgement,
     Transcript,
     User,
+    UserReply,
     World,
+    clipped,
     storable,
 )
 from envs.errors import EnvInputError, EnvServiceError
+from envs.outcomes import counted
 from envs.protocols import Episode, EpisodeSettings, SampledSequence, Sampler, Turn
 from envs.rendering import ChatRenderer
 from envs.token_log import TokenLog
-from envs.tool_calls import ParsedTurn, parse_turn
+from envs.tool_calls import MAX_TURN_CHARS, ParsedTurn, parse_turn
 from envs.xml_calls import ParameterTypes
 
 FINISHED = ("user_stop", "tool_stop")
@@ -67,7 +70,15 @@ class _Play:
     tool_calls: int = 0
     tool_errors: int = 0
     ignored_calls: int = 0
+    simulator_attempts: int = 0
+    outcomes: list[str] = field(default_factory=list)
     stop_reason: str = ""
+
+    def heard(self, reply: UserReply) -> UserReply:
+        """Count what the user's message took."""
+        self.simulator_attempts += reply.attempts
+        self.outcomes += reply.problems
+        return reply
 
 
 def turn_seed(seed: int, turn: int) -> int:
@@ -92,19 +103,30 @@ async def play(
     first two have a native reward other than 0. A conversation whose user or judge failed is not
     graded: `graded` is false and its reward is NaN, so that no one takes it for a score.
 
+    What cannot be used of a turn, a user's message or a judgement has one outcome each and is
+    counted in `info["outcomes"]`; see `envs.outcomes`.
+
     Raises:
-        EnvInputError: if the first prompt does not fit `max_seq_len`.
+        EnvInputError: if the first prompt does not fit `max_seq_len`, or the conversation does
+            not and the policy for that is `fail`.
     """
     play_, failure = _Play(), None
     try:
         await _converse(scene, play_, sampler, renderer=renderer, settings=settings, seed=seed)
+        if play_.stop_reason == "max_seq_len":
+            settings.refuse_cut(scene.item_id)
         native = scene.world.reward(play_.said) if play_.stop_reason in FINISHED else 0.0
         judgement = await scene.judge.judge(Transcript(scene.system, tuple(play_.turns)))
+        play_.outcomes += judgement.problems
     except EnvServiceError as error:
         failure, native = error, 0.0
+        play_.outcomes += error.problems
         judgement = Judgement(scores=dict.fromkeys(DIMENSIONS, nan), rationale="")
         if error.partner == "simulator":
             play_.stop_reason = "user_failed"
+            play_.simulator_attempts += error.attempts
+        else:
+            judgement = replace(judgement, attempts=error.attempts)
     return _episode(scene, play_, native, judgement, failure, renderer=renderer)
 
 
@@ -118,13 +140,13 @@ async def _converse(
     seed: int,
 ) -> None:
     """Alternate between policy and world until something ends the conversation."""
-    opening = await scene.user.first()
+    opening = storable(played.heard(await scene.user.first()).text)
     messages = [
         {"role": "system", "content": scene.system},
-        {"role": "user", "content": opening.text},
+        {"role": "user", "content": opening},
     ]
     bounds = played.log.observe(renderer.prompt(messages), turn=0)
-    played.turns.append(_observed(0, "user", opening.text, bounds))
+    played.turns.append(_observed(0, "user", opening, bounds))
     turn = 0
     while not played.stop_reason:
         if turn == settings.max_turns:
@@ -145,43 +167,41 @@ async def _converse(
             seed=turn_seed(seed, turn),
             stop=renderer.stop_tokens(),
         )
-        await _take_turn(scene, played, reply, turn=turn, renderer=renderer)
+        await _take_turn(scene, played, reply, turn=turn, renderer=renderer, settings=settings)
         if reply.stop_reason == "length" and limit < settings.max_tokens:
             played.stop_reason = "max_seq_len"
         turn += 1
 
 
 async def _take_turn(
-    scene: Scene, played: _Play, reply: SampledSequence, *, turn: int, renderer: ChatRenderer
+    scene: Scene,
+    played: _Play,
+    reply: SampledSequence,
+    *,
+    turn: int,
+    renderer: ChatRenderer,
+    settings: EpisodeSettings,
 ) -> None:
     """Record a sampled turn, act on it, and append what the world or the user says to it."""
-    start, end = played.log.sample(reply.tokens, reply.logprobs, turn=turn)
-    text = renderer.turn_text(reply.tokens)
+    bounds = played.log.sample(reply.tokens, reply.logprobs, turn=turn)
+    written = renderer.turn_text(reply.tokens)
+    text = storable(written)
     cut = reply.stop_reason == "length"
     parsed = parse_turn(text, xml_types=scene.xml_types)
-    failed = cut or parsed.kind == "malformed"
-    played.parse_failures += failed
-    called = None if failed else parsed.name
-    message = Turn(
-        turn=turn,
-        role="assistant",
-        content=storable(text),
-        token_start=start,
-        token_end=end,
-        tool_name=None if called is None else storable(called),
-        tool_args=None if called is None else _json(parsed.arguments),
-        tool_error=("cut" if cut else parsed.problem) if failed else None,
-        stop_reason=reply.stop_reason,
-    )
-    played.turns.append(message)
+    played.outcomes += _outcomes(parsed, cut=cut, escaped=text != written)
+    played.turns.append(_said(turn, text, parsed, reply.stop_reason, bounds))
+    if cut or parsed.kind == "malformed":
+        played.parse_failures += 1
     if cut:
         played.stop_reason = "turn_length"
         return
     observation = await _respond(scene, played, parsed)
     _end_turn(played, reply, renderer)
-    bounds = played.log.observe(
-        [] if played.stop_reason else renderer.continuation(observation), turn=turn + 1
-    )
+    following = [] if played.stop_reason else renderer.continuation(observation)
+    if settings.max_seq_len is not None and len(played.log) + len(following) > settings.max_seq_len:
+        played.stop_reason = played.stop_reason or "max_seq_len"
+        following = []
+    bounds = played.log.observe(following, turn=turn + 1)
     played.turns.append(
         _observed(
             turn + (0 if played.stop_reason else 1),
@@ -194,11 +214,43 @@ async def _take_turn(
     )
 
 
+def _outcomes(parsed: ParsedTurn, *, cut: bool, escaped: bool) -> list[str]:
+    """What is worth counting about a turn as it was written; see `envs.outcomes`."""
+    found = ["lone_surrogate"] if escaped else []
+    if cut:
+        return [*found, "cut"]
+    if parsed.problem is not None:
+        return [*found, parsed.problem]
+    if parsed.kind == "message":
+        return [*found, "no_call"]
+    tags = ["tag_in_text"] if parsed.tag_in_text else []
+    return [*found, *tags, *["second_call"] * parsed.extra_calls]
+
+
+def _said(
+    turn: int, text: str, parsed: ParsedTurn, stop_reason: str, bounds: tuple[int, int]
+) -> Turn:
+    """A turn of the policy. Its tokens hold it whole, whatever is clipped from the text."""
+    cut = stop_reason == "length"
+    called = None if cut else parsed.name
+    return Turn(
+        turn=turn,
+        role="assistant",
+        content=clipped(text, MAX_TURN_CHARS),
+        token_start=bounds[0],
+        token_end=bounds[1],
+        tool_name=called,
+        tool_args=None if called is None else _json(parsed.arguments),
+        tool_error="cut" if cut else parsed.problem,
+        stop_reason=stop_reason,
+    )
+
+
 async def _respond(scene: Scene, played: _Play, parsed: ParsedTurn) -> dict[str, str]:
     """Act on a turn: run its call, or let the user answer; returns the message that follows."""
     if parsed.kind == "message":
         played.said.append(parsed.text)
-        answer = await scene.user.reply(parsed.text)
+        answer = played.heard(await scene.user.reply(parsed.text))
         if answer.stops:
             played.stop_reason = "user_stop"
         return {"role": "user", "content": storable(answer.text)}
@@ -210,6 +262,8 @@ async def _respond(scene: Scene, played: _Play, parsed: ParsedTurn) -> dict[str,
     played.tool_calls += 1
     played.tool_errors += result.error is not None
     played.ignored_calls += parsed.extra_calls
+    if result.error is not None:
+        played.outcomes.append("unknown_tool" if result.unknown else "failed_call")
     if result.ends:
         played.stop_reason = "tool_stop"
     content = result.text
@@ -302,9 +356,12 @@ def _episode(
             "system_tokens": system,
             "ignored_calls": played.ignored_calls,
             "rationale": storable(judgement.rationale),
-            "judge_attempts": judgement.attempts if graded else 0,
+            "judge_attempts": judgement.attempts,
             "judge_failures": list(judgement.failures),
+            "simulator_attempts": played.simulator_attempts,
+            "outcomes": counted(played.outcomes),
             "failure": None if failure is None else storable(str(failure)),
+            "failed_partner": None if failure is None else failure.partner,
         },
     )
 

@@ -38,8 +38,12 @@ class EnvServiceError(EnvError, RuntimeError):
         partner: `simulator` or `judge`.
         reason: what went wrong the last time.
         attempts: how often it was asked.
+        problems: what was wrong with each answer, by the names of `envs.outcomes`.
     """
 
-    def __init__(self, partner: str, reason: str, attempts: int) -> None:
+    def __init__(
+        self, partner: str, reason: str, attempts: int, problems: tuple[str, ...] = ()
+    ) -> None:
         self.partner, self.reason, self.attempts = partner, reason, attempts
+        self.problems = problems
         super().__init__(f"{partner} failed after {attempts} attempts: {reason}")

@@ -14,7 +14,7 @@ Token layout of an episode (two turns, `P` prompt, `a`/`b` sampled, `u` user or 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from envs.errors import EnvInputError
 
@@ -79,8 +79,9 @@ class Sampler(Protocol):
 class EpisodeSettings:
     """How an episode is sampled. `max_tokens` counts new tokens of one turn.
 
-    `max_turns` and `max_seq_len` bound multi-turn episodes; single-turn environments only check
-    that the prompt and one turn fit `max_seq_len`. None means no bound.
+    `max_turns` and `max_seq_len` bound an episode; None means no bound. What happens to one that
+    does not fit `max_seq_len` is the policy's: `end_episode` ends it there, graded as unfinished,
+    and `fail` makes it an error. A first prompt that leaves no room is always an error.
     """
 
     max_tokens: int
@@ -89,6 +90,7 @@ class EpisodeSettings:
     top_k: int = -1
     max_turns: int | None = None
     max_seq_len: int | None = None
+    max_seq_len_policy: Literal["end_episode", "fail"] = "end_episode"
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
@@ -99,6 +101,19 @@ class EpisodeSettings:
             raise EnvInputError("top_p", self.top_p, "in (0, 1]")
         if self.max_turns is not None and self.max_turns < 1:
             raise EnvInputError("max_turns", self.max_turns, "at least 1, or null")
+
+    def refuse_cut(self, item_id: str) -> None:
+        """Raise where the policy wants no episode to be cut at `max_seq_len`.
+
+        Raises:
+            EnvInputError: under the policy `fail`.
+        """
+        if self.max_seq_len_policy == "fail":
+            raise EnvInputError(
+                f"episode of task {item_id}",
+                f"cut at max_seq_len {self.max_seq_len}",
+                "an episode that fits, or max_seq_len_policy end_episode",
+            )
 
     def decoding(self) -> dict[str, Any]:
         """The settings as plain data, for an evaluator's provenance."""
@@ -287,7 +302,8 @@ class Environment(Protocol):
         One request per policy turn; the seed of turn t is derived from `seed` and t.
 
         Raises:
-            EnvInputError: unknown id, or a prompt that cannot fit `max_seq_len`.
+            EnvInputError: unknown id, or a prompt that cannot fit `max_seq_len`, or, where
+                `max_seq_len_policy` is `fail`, an episode that does not.
             EnvServiceError: a served simulator or judge failed after its retries.
         """
         ...

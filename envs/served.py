@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from tinker_cookbook.exceptions import RendererError
 
+from envs.conversation import storable
 from envs.dialogue import turn_seed
 from envs.errors import EnvInputError, EnvServiceError
 from envs.protocols import SampledSequence, Sampler
@@ -18,16 +19,29 @@ RETRY_TEMPERATURE = 0.5
 
 
 class AnswerError(ValueError):
-    """An answer that cannot be used, with the reason in words."""
+    """An answer that cannot be used.
+
+    Args:
+        problem: what is wrong, by a name of `envs.outcomes` without the role before it.
+        reason: the same in words.
+    """
+
+    def __init__(self, problem: str, reason: str) -> None:
+        self.problem, self.reason = problem, reason
+        super().__init__(reason)
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A usable answer: what was read from it, its text, and what was wrong with earlier ones."""
+    """A usable answer: what was read from it, its text, and what was wrong with earlier ones.
+
+    `failures` has it in words, `problems` by the names of `envs.outcomes`.
+    """
 
     value: Any
     text: str
-    failures: tuple[str, ...]
+    failures: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
 
     @property
     def attempts(self) -> int:
@@ -49,6 +63,8 @@ class Partner:
         max_tokens: new tokens per answer.
         max_attempts: answers asked for before it counts as a failure.
         seed: of its sampling; attempt n of request m uses a seed derived from all three.
+        retries_before: attempts after a first one that earlier rounds have used up. A round that
+            failed and is asked again goes on with new seeds, instead of failing the same way.
     """
 
     role: str
@@ -60,6 +76,7 @@ class Partner:
     max_tokens: int
     max_attempts: int = 3
     seed: int = 0
+    retries_before: int = 0
 
     async def ask(
         self,
@@ -82,8 +99,8 @@ class Partner:
             EnvServiceError: after `max_attempts` unusable answers.
         """
         prompt = self.renderer.prompt(messages)
-        failures: list[str] = []
-        for attempt in range(self.max_attempts):
+        failures: list[AnswerError] = []
+        for attempt in self._attempts():
             (reply,) = await self.sampler.sample(
                 prompt,
                 num_samples=1,
@@ -98,20 +115,33 @@ class Partner:
             )
             try:
                 text = self._text(reply)
-                return Answer(read(text), text, tuple(failures))
+                return Answer(read(text), text, *self._told(failures))
             except AnswerError as error:
-                failures.append(str(error))
-        raise EnvServiceError(self.role, "; ".join(failures), self.max_attempts)
+                failures.append(error)
+        words, problems = self._told(failures)
+        raise EnvServiceError(self.role, "; ".join(words), self.max_attempts, problems)
+
+    def _attempts(self) -> list[int]:
+        """Numbers of this round's attempts; the planned one comes first in every round."""
+        if self.max_attempts == 1:
+            return [self.retries_before]
+        again = range(1 + self.retries_before, self.max_attempts + self.retries_before)
+        return [0, *again]
+
+    def _told(self, failures: Sequence[AnswerError]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """What was wrong, in words and by name."""
+        words = tuple(str(error) for error in failures)
+        return words, tuple(f"{self.role}_{error.problem}" for error in failures)
 
     def _text(self, reply: SampledSequence) -> str:
         """The final text of an answer, reasoning left out."""
         try:
             parsed = self.renderer.parse(reply.tokens)
         except RendererError as error:
-            raise AnswerError(f"unreadable tokens ({error})") from error
+            raise AnswerError("unreadable", f"unreadable tokens ({error})") from error
         if not parsed.stopped:
-            raise AnswerError("cut at the length limit")
-        return parsed.text
+            raise AnswerError("cut", "cut at the length limit")
+        return storable(parsed.text)
 
     def provenance(self) -> dict[str, Any]:
         """What determines its answers, as plain JSON data."""
@@ -127,7 +157,13 @@ class Partner:
 
 
 def make_partner(
-    role: str, settings: Mapping[str, Any], *, sampler: Sampler, tokenizer: Any, seed: int = 0
+    role: str,
+    settings: Mapping[str, Any],
+    *,
+    sampler: Sampler,
+    tokenizer: Any,
+    seed: int = 0,
+    failed_rounds: int = 0,
 ) -> Partner:
     """Build a partner from the `simulator` or `judge` section of an execution file.
 
@@ -140,6 +176,7 @@ def make_partner(
         sampler: reaches the model.
         tokenizer: of the model.
         seed: of its sampling.
+        failed_rounds: how often an episode was given up because of it; see `retries_before`.
 
     Raises:
         EnvInputError: if the renderer is unknown, or prints a date and none is given.
@@ -154,6 +191,7 @@ def make_partner(
                 f"{role}.current_date", None, "a date such as 2026-01-31: this renderer prints one"
             )
         renderer.renderer.current_date = str(settings["current_date"])
+    max_attempts = int(settings.get("max_attempts", 3))
     return Partner(
         role=role,
         model=str(settings["model"]),
@@ -162,6 +200,7 @@ def make_partner(
         renderer=renderer,
         temperature=float(settings["temperature"]),
         max_tokens=int(settings["max_tokens"]),
-        max_attempts=int(settings.get("max_attempts", 3)),
+        max_attempts=max_attempts,
         seed=seed,
+        retries_before=failed_rounds * max(1, max_attempts - 1),
     )

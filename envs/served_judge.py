@@ -1,12 +1,12 @@
 """A rubric judge played by a served model: a pinned prompt, and an answer that is read strictly."""
 
-import json
 import re
 from dataclasses import dataclass
 from typing import Any
 
-from envs.conversation import DIMENSIONS, Judgement, Transcript
+from envs.conversation import DIMENSIONS, Judgement, Transcript, clipped
 from envs.served import AnswerError, Partner
+from envs.strict_json import read_whole
 
 TEMPLATE_ID = "rubric-judge-v1"
 
@@ -35,6 +35,8 @@ Answer with one JSON object and nothing else:
 
 _FENCED = re.compile(r"```(?:json)?\s*\n(.*?)\n?\s*```", re.DOTALL)
 MAX_ANSWER_CHARS = 20_000
+MAX_SHOWN_CHARS = 20_000
+"""Of one message, what the judge reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,7 @@ class ServedJudge:
             attempts=answer.attempts,
             raw=answer.text,
             failures=answer.failures,
+            problems=answer.problems,
         )
 
 
@@ -66,7 +69,7 @@ def judge_prompt(transcript: Transcript) -> str:
     lines = []
     for turn in transcript.turns:
         speaker = {"assistant": "AGENT", "user": "USER", "tool": "TOOL RESULT"}[turn.role]
-        lines.append(f"{speaker}: {turn.content}")
+        lines.append(f"{speaker}: {clipped(turn.content, MAX_SHOWN_CHARS)}")
     return _PROMPT % {"policy": transcript.policy, "conversation": "\n".join(lines)}
 
 
@@ -80,29 +83,29 @@ def read_judgement(text: str) -> tuple[dict[str, float], str]:
         AnswerError: saying what is wrong.
     """
     if len(text) > MAX_ANSWER_CHARS:
-        raise AnswerError(f"an answer of {len(text)} characters")
+        raise AnswerError("too_long", f"an answer of {len(text)} characters")
     stripped = text.strip()
     fenced = _FENCED.fullmatch(stripped)
     try:
-        value = json.loads(fenced.group(1) if fenced else stripped)
-    except (ValueError, RecursionError) as error:
-        raise AnswerError("not one JSON object") from error
+        value = read_whole(fenced.group(1) if fenced else stripped)
+    except ValueError as error:
+        raise AnswerError("prose", f"not one JSON object ({error})") from error
     if not isinstance(value, dict):
-        raise AnswerError("not one JSON object")
-    expected = {*DIMENSIONS, "rationale"}
-    for name in sorted(expected - set(value)):
-        raise AnswerError(f"{name} is missing")
-    for name in sorted(set(value) - expected):
-        raise AnswerError(f"{name[:40]} is no dimension of the rubric")
-    rationale = value["rationale"]
+        raise AnswerError("prose", "not one JSON object")
+    for name in DIMENSIONS:
+        if name not in value:
+            raise AnswerError("missing_dimension", f"{name} is missing")
+    for name in sorted(set(value) - {*DIMENSIONS, "rationale"}):
+        raise AnswerError("unknown_dimension", f"{name[:40]} is no dimension of the rubric")
+    rationale = value.get("rationale")
     if not isinstance(rationale, str) or not rationale.strip():
-        raise AnswerError("rationale is not a text")
+        raise AnswerError("no_rationale", "rationale is not a text")
     return {name: _score(name, value[name]) for name in DIMENSIONS}, rationale.strip()
 
 
 def _score(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise AnswerError(f"{name} is not a number")
+        raise AnswerError("not_a_number", f"{name} is not a number")
     if not 0.0 <= value <= 1.0:
-        raise AnswerError(f"{name} is outside [0, 1]")
+        raise AnswerError("out_of_range", f"{name} is outside [0, 1]")
     return float(value)

@@ -1,6 +1,6 @@
 """A user played by a served model."""
 
-from envs.conversation import STOP_TEXT, UserReply
+from envs.conversation import STOP_TEXT, UserReply, clipped
 from envs.served import AnswerError, Partner
 
 GREETING = "Hi! How can I help you today?"
@@ -8,6 +8,9 @@ GREETING = "Hi! How can I help you today?"
 
 MAX_CHARS = 8_000
 """Longer messages are no message of a user."""
+
+MAX_SHOWN_CHARS = 20_000
+"""Of one message of the agent, what the user reads."""
 
 
 class ServedUser:
@@ -44,7 +47,7 @@ class ServedUser:
         Raises:
             EnvServiceError: if the model gives no answer after its retries.
         """
-        self._history.append({"role": "user", "content": agent_text})
+        self._history.append({"role": "user", "content": clipped(agent_text, MAX_SHOWN_CHARS)})
         return await self._say(opening=False)
 
     async def _say(self, *, opening: bool) -> UserReply:
@@ -56,7 +59,9 @@ class ServedUser:
         self._requests += 1
         text = str(answer.value)
         self._history.append({"role": "assistant", "content": text})
-        return UserReply(text, stops=STOP_TEXT in text)
+        return UserReply(
+            text, stops=STOP_TEXT in text, attempts=answer.attempts, problems=answer.problems
+        )
 
 
 def read_user_message(text: str, *, opening: bool) -> str:
@@ -67,9 +72,9 @@ def read_user_message(text: str, *, opening: bool) -> str:
     """
     message = text.strip()
     if not message:
-        raise AnswerError("empty message")
+        raise AnswerError("empty", "empty message")
     if len(message) > MAX_CHARS:
-        raise AnswerError(f"a message of {len(message)} characters")
+        raise AnswerError("too_long", f"a message of {len(message)} characters")
     if opening and STOP_TEXT in message:
-        raise AnswerError("the first message ends the conversation")
+        raise AnswerError("stopped_first", "the first message ends the conversation")
     return message

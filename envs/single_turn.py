@@ -66,8 +66,9 @@ async def run_single_turn(
     """Sample one reply to the item's prompt and grade it.
 
     Raises:
-        EnvInputError: if the prompt leaves no room for a token within `max_seq_len`, or the
-            sampler returns something other than one sequence of at most `max_tokens` tokens.
+        EnvInputError: if the prompt leaves no room for a token within `max_seq_len`, the reply
+            is cut there and the policy for that is `fail`, or the sampler returns something other
+            than one sequence of at most `max_tokens` tokens.
     """
     max_tokens = _room(item, settings)
     sequences = await sampler.sample(
@@ -83,6 +84,8 @@ async def run_single_turn(
     if len(sequences) != 1 or len(sequences[0].tokens) > max_tokens:
         got = [len(sequence.tokens) for sequence in sequences]
         raise EnvInputError("sampled sequences", got, f"one of at most {max_tokens} tokens")
+    if sequences[0].stop_reason == "length" and max_tokens < settings.max_tokens:
+        settings.refuse_cut(item.item_id)
     return _episode(item, sequences[0], renderer=renderer, grader=grader)
 
 

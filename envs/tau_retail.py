@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from envs import conversation, data_order, dialogue, served, served_judge, tool_calls, xml_calls
-from envs.conversation import DIMENSIONS, Judge, Judgement, ToolResult, User
+from envs.conversation import DIMENSIONS, Judge, Judgement, ToolResult, User, clipped
 from envs.dialogue import Scene, play, turn_seed
 from envs.errors import EnvInputError
 from envs.instruction_user import InstructionUser
@@ -42,6 +42,8 @@ WRITES = (
     "return_delivered_order_items",
 )
 MAX_EXPRESSION_CHARS = 200
+MAX_ERROR_CHARS = 1_000
+"""Of a tool's error, which may quote its arguments."""
 
 QUESTIONABLE = (12, 13, 18, 34, 49)
 """Test tasks whose reference was corrected in later versions of the benchmark."""
@@ -101,14 +103,14 @@ class TauWorld:
     def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         """Execute one tool call as the package's `step` does."""
         if name not in self.env.tools_map:
-            return ToolResult(f"Unknown action {name[:80]}", error="unknown tool")
+            return ToolResult(f"Unknown action {name[:80]}", error="unknown tool", unknown=True)
         problem = guarded_expression(arguments) if name == "calculate" else None
         if problem is not None:
             return ToolResult(f"Error: {problem}", error=problem)
         try:
             text = str(self.env.tools_map[name].invoke(data=self.env.data, **arguments))
         except Exception as error:  # noqa: BLE001 - the package's tools raise anything
-            text = f"Error: {error}"
+            text = clipped(f"Error: {error}", MAX_ERROR_CHARS)
         failed = text.startswith("Error")
         return ToolResult(text, error=text[:200] if failed else None, ends=name == TRANSFER)
 

@@ -7,12 +7,12 @@ allowed. What cannot be read is never guessed at: it becomes a `malformed` turn 
 told to the model.
 """
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from envs.strict_json import MAX_DEPTH, LoneSurrogateError, TooDeepError, read_prefix
 from envs.xml_calls import ParameterTypes, parse_xml_call, starts_xml_call
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -20,8 +20,17 @@ MAX_TURN_CHARS = 100_000
 """Longer turns are malformed without being read."""
 
 Problem = Literal[
-    "empty", "too_long", "bad_json", "bad_xml", "bad_shape", "unclosed", "unknown_form"
+    "empty",
+    "too_long",
+    "bad_json",
+    "bad_xml",
+    "bad_shape",
+    "bad_text",
+    "too_deep",
+    "unclosed",
+    "unknown_form",
 ]
+"""Names of `envs.outcomes.OUTCOMES`."""
 
 EXPLANATIONS: Mapping[Problem, str] = {
     "empty": "the reply was empty",
@@ -29,6 +38,8 @@ EXPLANATIONS: Mapping[Problem, str] = {
     "bad_json": "the text after <tool_call> is not valid JSON",
     "bad_xml": "the function block after <tool_call> is not complete",
     "bad_shape": 'a call needs exactly "name" (text) and "arguments" (object)',
+    "bad_text": "a text holds half of a character pair",
+    "too_deep": f"the arguments are nested deeper than {MAX_DEPTH} levels",
     "unclosed": "</tool_call> is missing",
     "unknown_form": "this form of call is not known here",
 }
@@ -41,8 +52,8 @@ class ParsedTurn:
     """What a model's turn is.
 
     `message`: words for the user, in `text`. `call`: `name` and `arguments`, with any words before
-    it in `text`; `extra_calls` more were written in the same turn and are not executed.
-    `malformed`: neither, for the reason `problem`.
+    it in `text`; `extra_calls` more were written in the same turn and are not executed;
+    `tag_in_text` says that a tag stands inside the call and was read as text there. `malformed`: neither, for the reason `problem`.
     """
 
     kind: Literal["message", "call", "malformed"]
@@ -50,16 +61,13 @@ class ParsedTurn:
     name: str | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
     extra_calls: int = 0
+    tag_in_text: bool = False
     problem: Problem | None = None
 
     @property
     def explanation(self) -> str:
         """The problem in words for the model; empty where there is none."""
         return "" if self.problem is None else EXPLANATIONS[self.problem]
-
-
-class _RefusedError(ValueError):
-    """JSON that Python reads and the format does not allow."""
 
 
 def parse_turn(text: str, *, xml_types: ParameterTypes | None = None) -> ParsedTurn:
@@ -94,11 +102,9 @@ def _parse_call(text: str, start: int, xml_types: ParameterTypes | None) -> Pars
             name, arguments, end = parse_xml_call(text, inside, types=xml_types)
             value: Any = {"name": name, "arguments": arguments}
         else:
-            value, end = _DECODER.raw_decode(text, inside)
-    except (ValueError, RecursionError):
-        return ParsedTurn(
-            kind="malformed", text=before, problem="bad_xml" if is_xml else "bad_json"
-        )
+            value, end = read_prefix(text, inside)
+    except ValueError as error:
+        return ParsedTurn(kind="malformed", text=before, problem=_problem(error, is_xml=is_xml))
     close = _skip_whitespace(text, end)
     if not text.startswith(CLOSE, close):
         # Something else behind the call is no call; nothing behind it is a forgotten tag.
@@ -112,7 +118,16 @@ def _parse_call(text: str, start: int, xml_types: ParameterTypes | None) -> Pars
         name=value["name"],
         arguments=value["arguments"],
         extra_calls=text.count(OPEN, close + len(CLOSE)),
+        tag_in_text=any(text.find(tag, inside, end) >= 0 for tag in (OPEN, CLOSE)),
     )
+
+
+def _problem(error: ValueError, *, is_xml: bool) -> Problem:
+    if isinstance(error, TooDeepError):
+        return "too_deep"
+    if isinstance(error, LoneSurrogateError):
+        return "bad_text"
+    return "bad_xml" if is_xml else "bad_json"
 
 
 def _has_call_shape(value: Any) -> bool:
@@ -127,17 +142,3 @@ def _has_call_shape(value: Any) -> bool:
 def _skip_whitespace(text: str, position: int) -> int:
     found = _WHITESPACE.match(text, position)
     return position if found is None else found.end()
-
-
-def _refuse_constant(name: str) -> Any:
-    raise _RefusedError(name)
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise _RefusedError("a key is there twice")
-    return found
-
-
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_unique_keys)

@@ -12,10 +12,11 @@ A value runs to the next line that starts with ``</parameter>``, so tags inside 
 Values carry no type; the tool's schema says which of them are texts, and a postal code stays one.
 """
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
+
+from envs.strict_json import read_whole
 
 _FUNCTION = re.compile(r"<function=([^>\n]{1,200})>[ \t]*\n")
 _PARAMETER = re.compile(r"[ \t]*<parameter=([^>\n]{1,200})>[ \t]*\n")
@@ -81,6 +82,6 @@ def _typed(value: str, kind: str) -> Any:
     if kind == "string":
         return value
     try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
+        return read_whole(value)
+    except ValueError:
         return value

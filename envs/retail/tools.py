@@ -46,9 +46,10 @@ class Shop:
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         """Execute one call; a wrong name or argument is an error result."""
+        if name not in SIGNATURES:
+            problem = f"unknown tool {name[:40]}"
+            return ToolResult(text=f"Error: {problem}.", error=problem, unknown=True)
         try:
-            if name not in SIGNATURES:
-                raise _ToolError(f"unknown tool {name[:40]}")
             checked = _check_arguments(name, arguments)
             answer = _TOOLS[name](self.database, **checked)
         except _ToolError as error:
@@ -93,7 +94,7 @@ def _find_user(database: Database, email: str) -> dict[str, Any]:
     user: dict[str, Any] | None = database["users"].get(email)
     if user is None:
         raise _ToolError("no user with this email")
-    return {"name": user["name"], "orders": user["orders"]}
+    return {order_id: database["orders"][order_id]["status"] for order_id in user["orders"]}
 
 
 def _get_order(database: Database, order_id: str) -> dict[str, Any]:

@@ -199,15 +199,30 @@ def test_close_tag_inside_a_string_reaches_the_tool(renderer, scripted):
     assert world.calls == [("look", {"q": "a </tool_call> b"})]
 
 
-def test_lone_surrogates_are_kept_as_escapes(renderer, scripted):
-    reply = '<tool_call>{"name": "\\ud83d", "arguments": {"q": "\\udc00"}}</tool_call>'
+def test_call_with_a_lone_surrogate_is_not_executed(renderer, scripted):
+    """No database hash and no tokenizer takes half a character pair, so no tool gets one."""
+    world = FakeWorld()
+    reply = '<tool_call>{"name": "look", "arguments": {"q": "\\udc00"}}</tool_call>'
 
-    found = run(scene(["###STOP###"]), scripted([reply, "Bye"]), renderer)
+    found = run(scene(["###STOP###"], world=world), scripted([reply, "Bye"]), renderer)
 
-    for turn in found.turns:
-        for text in (turn.content, turn.tool_name, turn.tool_args, turn.tool_error):
-            (text or "").encode("utf-8")
-    assert found.turns[1].tool_name == "\\ud83d"
+    assert world.calls == []
+    assert (found.turns[1].tool_error, found.turns[1].content) == ("bad_text", reply)
+    assert found.info["outcomes"] == {"bad_text": 1, "no_call": 1}
+
+
+def test_lone_surrogate_in_a_turn_is_an_escape_for_everyone(renderer, scripted, monkeypatch):
+    """A tokenizer that decodes to half a pair: user, judge and tables get the escape."""
+    monkeypatch.setattr(type(renderer), "turn_text", lambda self, tokens: "a\ud83d")
+    played = scene(["###STOP###"])
+    heard = []
+    played.user.reply = lambda text: heard.append(text) or FakeUser(["###STOP###"]).reply(text)
+
+    found = run(played, scripted(["x"]), renderer)
+
+    assert heard == ["a\\ud83d"]
+    assert found.turns[1].content == "a\\ud83d"
+    assert found.info["outcomes"] == {"lone_surrogate": 1, "no_call": 1}
     assert storable("a\ud83d") == "a\\ud83d"
 
 

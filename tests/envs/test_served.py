@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -77,13 +78,13 @@ def without(name):
         (json.dumps([GOOD]), "not one JSON object"),
         ("[" * 5000, "not one JSON object"),
         (without("ungrounded_claims"), "ungrounded_claims is missing"),
-        (without("rationale"), "rationale is missing"),
+        (without("rationale"), "rationale is not a text"),
         (json.dumps(GOOD | {"politeness": 1.0}), "politeness is no dimension of the rubric"),
         (json.dumps(GOOD | {"invalid_tool_use": 1.2}), r"invalid_tool_use is outside \[0, 1\]"),
         (json.dumps(GOOD | {"invalid_tool_use": -0.1}), r"invalid_tool_use is outside \[0, 1\]"),
         (
             json.dumps(GOOD | {"invalid_tool_use": float("nan")}),
-            r"invalid_tool_use is outside \[0, 1\]",
+            "not one JSON object",
         ),
         (json.dumps(GOOD | {"invalid_tool_use": 10**400}), r"invalid_tool_use is outside \[0, 1\]"),
         (json.dumps(GOOD | {"invalid_tool_use": "1.0"}), "invalid_tool_use is not a number"),
@@ -105,7 +106,8 @@ def test_bad_answers_are_asked_again_with_other_seeds(renderer, scripted):
 
     found = asyncio.run(ServedJudge(partner(renderer, sampler)).judge(Transcript("p", ())))
 
-    assert (found.attempts, found.failures) == (2, ("not one JSON object",))
+    assert (found.attempts, found.problems) == (2, ("judge_prose",))
+    assert found.failures[0].startswith("not one JSON object")
     assert [request["temperature"] for request in sampler.requests] == [0.0, 0.5]
     assert sampler.requests[0]["seed"] != sampler.requests[1]["seed"]
     assert sampler.requests[0]["prompt_tokens"] == sampler.requests[1]["prompt_tokens"]
@@ -118,9 +120,32 @@ def test_judge_that_never_answers_is_a_failure_of_the_service(renderer, scripted
         asyncio.run(ServedJudge(partner(renderer, sampler)).judge(Transcript("p", ())))
 
     assert str(caught.value) == (
-        "judge failed after 3 attempts: not one JSON object; cut at the length limit; "
-        "invalid_tool_use is missing"
+        "judge failed after 3 attempts: not one JSON object (Expecting value: line 1 column 1 "
+        "(char 0)); cut at the length limit; invalid_tool_use is missing"
     )
+    assert caught.value.problems == ("judge_prose", "judge_cut", "judge_missing_dimension")
+
+
+def test_round_after_a_failed_one_asks_with_new_seeds(renderer, scripted):
+    """A greedy judge fails the same way for ever; the planned first attempt stays the same."""
+    rounds = []
+    for failed in (0, 1, 2):
+        sampler = scripted(["prose"] * 3)
+        asked = replace(partner(renderer, sampler), retries_before=2 * failed)
+        with pytest.raises(EnvServiceError):
+            asyncio.run(ServedJudge(asked).judge(Transcript("p", ())))
+        rounds.append([request["seed"] for request in sampler.requests])
+
+    assert len({seeds[0] for seeds in rounds}) == 1
+    assert len({seed for seeds in rounds for seed in seeds}) == 1 + 3 * 2
+
+
+def test_failed_rounds_are_told_to_a_partner(tokenizer, scripted):
+    made = make_partner(
+        "judge", SETTINGS, sampler=scripted([]), tokenizer=tokenizer, failed_rounds=3
+    )
+
+    assert made.retries_before == 6
 
 
 def test_judge_prompt_holds_policy_and_conversation_and_is_the_same_every_day():

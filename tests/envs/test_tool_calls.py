@@ -10,6 +10,11 @@ from envs.tool_calls import MAX_TURN_CHARS, parse_turn
 CALL = '<tool_call>{"name": "find", "arguments": {"q": "a"}}</tool_call>'
 
 
+def nested(levels):
+    """JSON of so many objects inside each other."""
+    return '{"a":' * (levels - 1) + "{}" + "}" * (levels - 1)
+
+
 @pytest.mark.parametrize(
     ("text", "kind", "problem"),
     [
@@ -31,7 +36,23 @@ CALL = '<tool_call>{"name": "find", "arguments": {"q": "a"}}</tool_call>'
         ),
         ('<tool_call>{"name": "f", "arguments": {}} or so</tool_call>', "malformed", "bad_json"),
         ('<tool_call>{"a":' * 50_000, "malformed", "too_long"),
-        ("<tool_call>" + "[" * 90_000, "malformed", "bad_json"),
+        ("<tool_call>" + "[" * 90_000, "malformed", "too_deep"),
+        (f'<tool_call>{{"name": "f", "arguments": {nested(23)}}}</tool_call>', "call", None),
+        (
+            f'<tool_call>{{"name": "f", "arguments": {nested(24)}}}</tool_call>',
+            "malformed",
+            "too_deep",
+        ),
+        (
+            '<tool_call>{"name": "f", "arguments": {"a": 1e999}}</tool_call>',
+            "malformed",
+            "bad_json",
+        ),
+        (
+            '<tool_call>{"name": "f", "arguments": {"\\ud83d": 1}}</tool_call>',
+            "malformed",
+            "bad_text",
+        ),
         (
             '<tool_call>{"name": "f", "arguments": {"a": ' + "9" * 5000 + "}}</tool_call>",
             "malformed",
@@ -90,10 +111,20 @@ def test_words_before_a_call_are_kept():
     assert parse_turn(f"  One moment. {CALL}").text == "One moment."
 
 
-def test_lone_surrogate_in_a_string_is_read():
+def test_lone_surrogate_in_a_string_makes_no_call():
     found = parse_turn('<tool_call>{"name": "f", "arguments": {"q": "\\ud83d"}}</tool_call>')
+    pair = parse_turn('<tool_call>{"name": "f", "arguments": {"q": "\\ud83d\\ude00"}}</tool_call>')
 
-    assert found.arguments == {"q": "\ud83d"}
+    assert (found.kind, found.problem, dict(found.arguments)) == ("malformed", "bad_text", {})
+    assert pair.arguments == {"q": "\U0001f600"}
+
+
+def test_tags_read_as_text_are_noted():
+    plain = '<tool_call>{"name": "f", "arguments": {"q": "a </tool_call> b"}}</tool_call>'
+
+    assert parse_turn(plain).tag_in_text
+    assert parse_turn(xml(("zip", "a </tool_call> b")), xml_types=XML_TYPES).tag_in_text
+    assert not parse_turn(CALL + CALL).tag_in_text
 
 
 def test_ten_megabytes_take_no_time():
@@ -125,6 +156,9 @@ def xml(*parameters, name="find"):
         ([("zip", "</tool_call> and </function>")], {"zip": "</tool_call> and </function>"}),
         ([("zip", "two\nlines")], {"zip": "two\nlines"}),
         ([("other", "7")], {"other": "7"}),
+        ([("n", "NaN")], {"n": "NaN"}),
+        ([("items", "[" * 5000)], {"items": "[" * 5000}),
+        ([("items", '["\\ud83d"]')], {"items": '["\\ud83d"]'}),
     ],
 )
 def test_xml_form_is_read_with_the_types_of_the_schema(parameters, arguments):
