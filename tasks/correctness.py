@@ -19,6 +19,7 @@ from evidence.gate import GateResult, SourceRef
 from losses.errors import LossConfigError, LossInputError
 from losses.inputs import LossInputs
 from tasks.arms import ArmPlan
+from tasks.builtin_loss import builtin_loss
 from tasks.context import RunContext
 from tasks.datums import TrainedSequence, builtin_datum_of, datum_of, loss_inputs_of
 from tasks.failures import PermanentServiceError
@@ -35,7 +36,6 @@ from tasks.parity_measurements import (
     served_sums,
     worst,
 )
-from tasks.reference_terms import builtin_loss
 from tasks.restoration import digest_of_file
 from tasks.revisions import executed_revision, implementation_revision
 from tasks.service import LoraSettings

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from evidence.parity import parity_errors
 from losses.inputs import LossInputs
 from losses.objective import batch_loss
+from losses.parity import reference_terms
 from losses.registry import make_loss
-from tasks.reference_terms import reference_terms
 
 Errors = Mapping[str, float | None]
 
@@ -90,7 +90,14 @@ def against_reference(
 ) -> list[Comparison]:
     """The path's loss and full gradient against the independent reference."""
     terms = [
-        reference_terms(loss, values, inputs)
+        reference_terms(
+            loss,
+            current=values,
+            sampling=inputs.sampling_logprobs_T.numpy(),
+            advantages=inputs.advantages_T.numpy(),
+            mask=inputs.loss_mask_T.numpy(),
+            anchor=None if inputs.anchor_logprobs_T is None else inputs.anchor_logprobs_T.numpy(),
+        )
         for values, inputs in zip(probe.logprobs_D, probe.inputs_D, strict=True)
     ]
     sums = [float(term.term.sum()) for term in terms]
