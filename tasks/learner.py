@@ -9,10 +9,8 @@ optimizer, and the stored updates after it are applied again. Nothing is ever sa
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
-
-import tinker
 
 from tasks.anchor import recomputed_logprobs
 from tasks.arms import ArmPlan
@@ -24,6 +22,7 @@ from tasks.openings import Openings
 from tasks.patience import Patience
 from tasks.sampling import ServiceSampler
 from tasks.trainer import Trainer
+from tasks.witness import Witness
 
 T = TypeVar("T")
 
@@ -44,6 +43,7 @@ class Learner:
         self._openings = Openings(ctx, arm.name, phase)
         self._trainer: Trainer | None = None
         self._version = 0
+        self._witness = Witness(counts=False)
         self._sampler: tuple[int, ServiceSampler] | None = None
         self._lost: Patience | None = None
         self._busy = asyncio.Lock()
@@ -51,6 +51,11 @@ class Learner:
     def version_of_step(self, step: int) -> int:
         """Optimizer steps done before rollout step `step` is sampled."""
         return step * self.ctx.execution.rollout.updates_per_step
+
+    @property
+    def init_uri(self) -> str:
+        """The initialization checkpoint that the arm starts from."""
+        return self._init_uri
 
     @property
     def trainer(self) -> Trainer | None:
@@ -195,6 +200,7 @@ class Learner:
             if mine and contained < event["policy_version"] <= version:
                 uri, contained = event["uri"], event["policy_version"]
         self._trainer = await self._openings.load(uri, contained, replayed=version - contained)
+        self._witness = Witness(counts=bool(self.ctx.server.local))
         self._version = contained
 
     async def _apply(self, trainer: Trainer, index: int) -> None:
@@ -204,18 +210,19 @@ class Learner:
         loss = self._loss(minibatch, anchor)
         datums = [datum_of(sequence) for sequence in minibatch.sequences]
         place = {"arm": self.arm.name, "phase": self.phase, "update": index}
+        await self._witness.look(trainer, datums)
         self.ctx.run.append("step_intent", **place, model_id=trainer.info.model_id)
         answer = await trainer.step(datums, loss, self.ctx.adam)
+        self._witness.compare(loss.logprobs)
         if answer.loss_error is not None:
             self.ctx.run.append("step_outcome", **place, outcome="unknown")
             raise answer.loss_error
         how = "applied"
         if answer.step_error is not None:
-            counts = bool(self.ctx.server.local)
-            how = await decide_step(trainer, datums, index, answer.step_error, counts=counts)
+            how = await self._witness.decide(trainer, datums, index, answer.step_error)
         self.ctx.run.append("step_outcome", **place, outcome=how)
-        if not how.startswith("applied"):
-            raise answer.step_error or RuntimeError(how)
+        if answer.step_error is not None and (answer.abandoned or not how.startswith("applied")):
+            raise answer.step_error
         self._version = index + 1
         self._keep(minibatch, loss)
 
@@ -237,42 +244,3 @@ class Learner:
             kind=kind,
             error=error.error,
         )
-
-
-async def decide_step(
-    trainer: Trainer,
-    datums: Sequence[tinker.Datum],
-    index: int,
-    error: Exception,
-    *,
-    counts: bool,
-) -> str:
-    """Decide whether a step landed whose answer was lost: ask how many steps were taken.
-
-    Scores would not tell: where a service does not repeat them exactly, they differ without any
-    step.
-
-    Args:
-        trainer: the client it was sent to.
-        datums: its minibatch; scoring it waits in the same queue, behind the step.
-        index: steps that were taken before it.
-        error: what came in the place of the answer.
-        counts: whether the service reports its steps, as the embedded one does.
-
-    Returns:
-        ``not applied``; ``applied, by the service's count``; else ``unknown``: the step is
-        replayed on restored weights.
-    """
-    lost = (FailureKind.LOST_MODEL, FailureKind.PERMANENT)
-    failure = error.failure if isinstance(error, ServiceError) else None
-    if not counts or (failure is not None and failure.kind in lost):
-        return "unknown"
-    try:
-        await trainer.forward(datums)
-        observed = await trainer.observe()
-    except ServiceError:
-        return "unknown"
-    steps = ((observed or {}).get("optimizer") or {}).get("steps")
-    if steps == index:
-        return "not applied"
-    return "applied, by the service's count" if steps == index + 1 else "unknown"

@@ -29,6 +29,8 @@ class Deadlines:
     reach: float = 25.0
     create: float = 600.0
     train: float = 900.0
+    decide: float = 120.0
+    """For scoring a batch again to find out whether a step landed."""
     save: float = 600.0
     sample: float = 1200.0
     sample_progress: float = 300.0

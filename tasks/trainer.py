@@ -36,12 +36,15 @@ class StepAnswer:
     """What came back from one forward-backward with the optimizer step behind it.
 
     `loss_error` means that the gradient was not accumulated for certain, and the client is
-    poisoned. `step_error` without `loss_error` means that only the step is in doubt.
+    poisoned. `step_error` without `loss_error` means that only the step is in doubt. `abandoned`
+    means that it was given up at our deadline: the SDK may still be at it, so that the client must
+    be dropped whatever the step's outcome.
     """
 
     metrics: dict[str, float]
     loss_error: Exception | None = None
     step_error: Exception | None = None
+    abandoned: bool = False
 
 
 class Trainer:
@@ -60,11 +63,19 @@ class Trainer:
 
     async def forward(self, datums: Sequence[tinker.Datum]) -> list[NDArray[np.float32]]:
         """Log-probability of every target token, nats, [T] per datum; nothing is accumulated."""
+        return await self._forward(datums, "forward", self._deadlines.train)
 
+    async def score_again(self, datums: Sequence[tinker.Datum]) -> list[NDArray[np.float32]]:
+        """`forward` with the deadline for deciding about a step that may block the way."""
+        return await self._forward(datums, "fingerprint", self._deadlines.decide)
+
+    async def _forward(
+        self, datums: Sequence[tinker.Datum], what: str, seconds: float
+    ) -> list[NDArray[np.float32]]:
         def work() -> Any:
             return self._client.forward(list(datums), "cross_entropy").result()
 
-        output = await self._service.call("forward", work, self._deadlines.train)
+        output = await self._service.call(what, work, seconds)
         return [_logprobs(record) for record in output.loss_fn_outputs]
 
     async def forward_backward(
@@ -106,20 +117,26 @@ class Trainer:
         Both requests are always waited for; errors of the service come back as values, because
         what they mean depends on which of the two failed. Any other error is raised.
         """
+        answered: list[Any] = []
 
-        def work() -> tuple[Any, Any]:
+        def work() -> None:
             first = self._client.forward_backward_custom(list(datums), loss)
             second = self._client.optim_step(adam)
-            return _outcome(first.result), _outcome(second.result)
+            answered.append(_outcome(first.result))
+            answered.append(_outcome(second.result))
 
+        lost: ServiceError | None = None
         try:
-            first, second = await self._service.call("training step", work, self._deadlines.train)
-        except ServiceError as error:  # the deadline, or nobody answers: both are in doubt
-            return StepAnswer({}, loss_error=error, step_error=error)
-        loss_error = self._service_error(first, "custom loss")
-        step_error = self._service_error(second, "optimizer step")
+            await self._service.call("training step", work, self._deadlines.train)
+        except ServiceError as error:  # the deadline, or nobody answers
+            lost = error
+        outcomes = [*answered, lost, lost][:2]
+        loss_error = self._service_error(outcomes[0], "custom loss")
         return StepAnswer(
-            {} if loss_error else dict(first.metrics), loss_error=loss_error, step_error=step_error
+            {} if loss_error else dict(outcomes[0].metrics),
+            loss_error=loss_error,
+            step_error=self._service_error(outcomes[1], "optimizer step"),
+            abandoned=lost is not None,
         )
 
     async def save(self, name: str) -> str:

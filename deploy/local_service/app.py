@@ -22,6 +22,7 @@ from deploy.local_service import (
 from deploy.local_service.asgi import App
 from deploy.local_service.errors import ApiError
 from deploy.local_service.gate import Gate
+from deploy.local_service.request_log import RequestLog
 from deploy.local_service.service import Service
 from deploy.local_service.transport_faults import TransportFaults
 
@@ -32,7 +33,7 @@ def build_app(service: Service) -> App:
     """Return the ASGI application; its lifespan starts and stops the engine.
 
     From the outside in: faults on the wire (only where they are allowed), the gate with API key and
-    size limit, the endpoints.
+    size limit, the log of requests (only where one is kept), the endpoints.
     """
 
     @contextlib.asynccontextmanager
@@ -41,8 +42,10 @@ def build_app(service: Service) -> App:
             yield
 
     api = FastAPI(lifespan=lifespan, title="gated-rl local service", docs_url=None, redoc_url=None)
+    logged = service.settings.request_log
+    inner: App = api if logged is None else RequestLog(api, logged)
     gate = Gate(
-        api, api_key=service.settings.api_key, max_body_bytes=service.settings.max_body_bytes
+        inner, api_key=service.settings.api_key, max_body_bytes=service.settings.max_body_bytes
     )
     transport = TransportFaults(gate) if service.settings.allow_faults else None
     for router in (

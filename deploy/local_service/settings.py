@@ -71,6 +71,8 @@ class ServiceSettings(BaseModel):
     """Named semantic faults switched on from the start; needs `allow_faults`."""
     ready_file: Path | None = None
     """Written once the service answers: ``{"url", "host", "port", "pid"}``."""
+    request_log: Path | None = None
+    """File to which a line about every request that arrives is added."""
     exit_with_parent: bool = False
     """Stop when the process that started this one is gone."""
     lock_wait_seconds: float = Field(default=30.0, ge=0)
@@ -110,6 +112,7 @@ _PLAIN_OPTIONS: tuple[tuple[str, type, str], ...] = (
     ("session-timeout-seconds", float, "silence after which a session ends"),
     ("lock-wait-seconds", float, "how long to wait for the store's lock"),
     ("ready-file", Path, "file written once the service answers"),
+    ("request-log", Path, "file to which a line about every request is added"),
 )
 
 

@@ -1,27 +1,35 @@
-"""Whether a step landed is decided by the service's own count of steps, or not at all."""
+"""Whether a step landed is decided by scores of its batch and the service's count, or not at all."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tasks.failures import Failure, FailureKind, ServiceOutage
-from tasks.learner import decide_step
+from tasks.fingerprint import StepEvidence, fingerprint
+from tasks.witness import Witness
 
 pytestmark = pytest.mark.anyio
 
+OLD, NEW = [np.float32([-1.0, -2.0])], [np.float32([-1.0, -2.0000002])]
 
-class Counter:
-    """A client of a service that has taken so many steps; None where it does not say."""
 
-    def __init__(self, steps: int | None, *, gone: bool = False) -> None:
-        self.steps, self.gone = steps, gone
+class Client:
+    """A client whose scores are given one after the other; the last one stays."""
+
+    def __init__(self, *scores: Any, steps: int | None = None, gone: bool = False) -> None:
+        self.scores, self.steps, self.gone = list(scores), steps, gone
 
     async def forward(self, datums: Any) -> Any:
+        return self.scores.pop(0) if len(self.scores) > 1 else self.scores[0]
+
+    async def score_again(self, datums: Any) -> Any:
         if self.gone:
             raise ServiceOutage("gone")
-        return []
+        return await self.forward(datums)
 
     async def observe(self) -> Any:
         return {"optimizer": {"steps": self.steps}}
@@ -31,23 +39,84 @@ def _error(kind: FailureKind) -> ServiceOutage:
     return ServiceOutage("x", failure=Failure(kind, "x"))
 
 
-@pytest.mark.parametrize(
-    ("client", "kind", "counts", "decision"),
-    [
-        (Counter(4), FailureKind.UNKNOWN, True, "applied, by the service's count"),
-        (Counter(3), FailureKind.UNKNOWN, True, "not applied"),
-        (Counter(5), FailureKind.UNKNOWN, True, "unknown"),
-        (Counter(None), FailureKind.OUTAGE, True, "unknown"),
-        (Counter(4), FailureKind.UNKNOWN, False, "unknown"),
-        (Counter(4), FailureKind.LOST_MODEL, True, "unknown"),
-        (Counter(4, gone=True), FailureKind.OUTAGE, True, "unknown"),
-    ],
-    ids=range(7),
-)
-async def test_step_is_decided(
-    client: Counter, kind: FailureKind, counts: bool, decision: str
-) -> None:
-    """Three steps were taken before the one in doubt."""
-    decided = await decide_step(client, [], 3, _error(kind), counts=counts)  # type: ignore[arg-type]
+async def _decided(
+    client: Client,
+    *,
+    counts: bool = False,
+    kind: FailureKind = FailureKind.UNKNOWN,
+    inside: Sequence[Any] = OLD,
+) -> str:
+    """Three steps were taken before the one in doubt; `inside` are the step's own scores."""
+    witness, anything = Witness(counts=counts), client
+    await witness.look(anything, [])  # type: ignore[arg-type]
+    witness.compare(inside)
+    return await witness.decide(anything, [], 3, _error(kind))  # type: ignore[arg-type]
 
-    assert decided == decision
+
+@pytest.mark.parametrize(
+    ("client", "decision"),
+    [
+        (Client(OLD, NEW), "applied, by the fingerprint"),
+        (Client(OLD), "not applied, by the fingerprint"),
+        (Client(OLD, NEW, OLD), "unknown"),
+        (Client(NEW, NEW), "unknown"),
+        (Client(OLD, NEW, gone=True), "unknown"),
+    ],
+    ids=["changed", "the_same", "changes_between_two_looks", "never_repeated", "gone"],
+)
+async def test_step_is_decided_by_scores_alone(client: Client, decision: str) -> None:
+    """A difference of one unit in the last place counts; a service that does not repeat does not."""
+    assert await _decided(client) == decision
+
+
+@pytest.mark.parametrize(
+    ("client", "decision"),
+    [
+        (Client(OLD, NEW, steps=4), "applied, by the service's count and the fingerprint"),
+        (Client(OLD, steps=3), "not applied, by the service's count and the fingerprint"),
+        (Client(OLD, steps=4), "applied, by the service's count"),
+        (Client(OLD, NEW, steps=3), "unknown"),
+        (Client(OLD, NEW, steps=5), "unknown"),
+        (Client(OLD, NEW, steps=None), "applied, by the fingerprint"),
+        (Client(NEW, steps=4), "applied, by the service's count"),
+    ],
+    ids=["agree", "agree_not", "changed_nothing", "contradict", "two", "silent", "not_repeating"],
+)
+async def test_count_of_the_service_is_more_evidence(client: Client, decision: str) -> None:
+    assert await _decided(client, counts=True) == decision
+
+
+@pytest.mark.parametrize("kind", [FailureKind.LOST_MODEL, FailureKind.PERMANENT])
+async def test_step_on_a_lost_model_is_not_asked_about(kind: FailureKind) -> None:
+    assert await _decided(Client(OLD, NEW, steps=4), counts=True, kind=kind) == "unknown"
+
+
+async def test_step_without_scores_of_its_own_is_not_decided_by_scores() -> None:
+    """The forward pass inside the step never came back."""
+    assert await _decided(Client(OLD, NEW), inside=[]) == "unknown"
+
+
+async def test_batch_is_scored_beforehand_for_the_first_step_of_a_client_alone() -> None:
+    witness, client = Witness(counts=False), Client(OLD, NEW, OLD)
+
+    for _ in range(3):
+        await witness.look(client, [])  # type: ignore[arg-type]
+        witness.compare(OLD)
+
+    assert len(client.scores) == 2
+    assert witness.repeats is True
+
+
+def test_fingerprint_tells_where_one_sequence_ends() -> None:
+    """The same numbers, split differently, are another batch."""
+    one = fingerprint([np.float32([1.0]), np.float32([2.0, 3.0])])
+    other = fingerprint([np.float32([1.0, 2.0]), np.float32([3.0])])
+
+    assert one != other
+    assert one == fingerprint([np.float32([1.0]), np.float32([2.0, 3.0])])
+
+
+def test_evidence_without_anything_decides_nothing() -> None:
+    empty = StepEvidence(index=0, before=None, repeats=False, after=("a", "a"), steps=None)
+
+    assert empty.decide() == "unknown"
