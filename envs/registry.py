@@ -66,6 +66,11 @@ def environment_names() -> tuple[str, ...]:
     return tuple(sorted(_MAKERS))
 
 
+def has_teacher(name: str) -> bool:
+    """Whether the environment of that name can write a teacher's sequence (`TeacherSource`)."""
+    return name in _WITH_TEACHER
+
+
 @dataclass(frozen=True, slots=True)
 class _Inputs:
     """The arguments of `make_environment`, checked."""
@@ -126,3 +131,4 @@ _MAKERS: dict[str, Callable[[_Inputs], Environment]] = {
     "retail": _retail,
     "tau_retail": _tau_retail,
 }
+_WITH_TEACHER = frozenset({"retail", "tau_retail"})

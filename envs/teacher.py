@@ -8,7 +8,7 @@ tool results lie in between.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol, runtime_checkable
 
 from envs.errors import EnvInputError
 from envs.protocols import Turn
@@ -42,6 +42,24 @@ class TeacherSequence:
     solution_shown: bool
     solution_dropped: bool
     feedback_shown: bool
+
+
+@runtime_checkable
+class TeacherSource(Protocol):
+    """An environment that knows how a teacher's sequence is written."""
+
+    def teacher_sequence(
+        self,
+        tokens: Sequence[int],
+        *,
+        system_tokens: int,
+        solution: Sequence[Turn] | None,
+        feedback: str | None,
+        max_tokens: int,
+        over_length: OverLength,
+    ) -> TeacherSequence | None:
+        """Return what the teacher scores for one episode; see `teacher_sequence`."""
+        ...
 
 
 def teacher_system(system: str, *, solution: str | None, feedback: str | None) -> str:

@@ -37,6 +37,8 @@ async def train_arm(
     updates = ctx.execution.rollout.updates_per_step
     for step in range(ctx.rollout_steps):
         await steps.ROLLOUT(ctx, learner, step)
+        if learner.arm.distils:
+            await steps.RESCORING(ctx, learner, step)
         first = learner.version_of_step(step)
         for update in range(first, first + updates):
             await steps.UPDATE(ctx, learner, update)

@@ -11,6 +11,7 @@ from evidence.execution import ExecutionFile, contradictions, missing_settings
 from evidence.profile import ScaledPlan
 from evidence.spec import Spec, unresolved
 from flows.catalog import resolved_from
+from flows.distillation import refuse_distillation
 from tasks.patience import RetryPolicy
 from tasks.progress import Progress, silent
 from tasks.service_settings import ServiceSettings
@@ -106,13 +107,11 @@ def refuse_unsupported(spec: Spec, execution: ExecutionFile) -> None:
         if planned.seed is not None and planned.seed not in seeds:
             raise InputError(f"arms[{index}].seed", planned.seed, f"the scheduled {seeds[0]}")
     for name, arm in execution.arms.items():
-        kind = execution.advantage_of(name).kind
-        if kind != "group_mean":
-            raise InputError(f"advantage of arm {name}", kind, "group_mean (not supported yet)")
         divergence = None if arm.loss is None else arm.loss.config.get("divergence", "")
         if divergence and divergence.startswith("topk"):
             expected = "a binary form: the protocol returns no top-K log-probabilities in training"
             raise InputError(f"arms.{name}.loss.divergence", divergence, expected)
+    refuse_distillation(execution)
     if execution.warm_start is not None:
         raise InputError("warm_start", "a warm start", "null (not supported yet)")
 

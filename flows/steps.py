@@ -13,6 +13,7 @@ from tasks import (
     paper_gates,
     pilot,
     probe,
+    rescoring,
     restoration,
     rollout,
     training,
@@ -29,6 +30,7 @@ EVALUATOR = RunTask(evaluation.check_canaries, name="evaluator")
 ACTIVATION = RunTask(pilot.check_activation, name="activation-pilot")
 FEASIBILITY = RunTask(feasibility.check_feasibility, name="feasibility")
 ROLLOUT = RunTask(rollout.sample_rollout, name="rollout")
+RESCORING = RunTask(rescoring.rescore_rollout, name="rescoring")
 UPDATE = RunTask(training.train_update, name="update")
 CHECKPOINT = RunTask(training.save_checkpoint, name="checkpoint")
 EVALUATION = RunTask(evaluation.evaluate, name="evaluation")

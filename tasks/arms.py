@@ -34,6 +34,11 @@ class ArmPlan:
     advantage: Mapping[str, Any]
     identity: str
 
+    @property
+    def distils(self) -> bool:
+        """Whether its advantages come from a teacher that scores its tokens again."""
+        return str(self.advantage["kind"]).startswith("sdpo_")
+
     def sampling_seed(
         self, spec_sha256: str, phase: str, step: int | str, group: int, sample: int
     ) -> int:

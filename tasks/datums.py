@@ -7,7 +7,7 @@ all but the first, and every per-token array drops its first element.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ class TrainedSequence:
         loss_mask: [L] bool; sampled by the policy and trained.
         sampling_logprobs: [L] nats, 0 off the mask; as returned with the sample.
         advantages: [L] advantage of each token, 0 off the mask.
+        teacher_logprobs: [L] nats of a teacher, NaN where there is none; None without a teacher.
     """
 
     group: int
@@ -39,6 +40,7 @@ class TrainedSequence:
     loss_mask: NDArray[np.bool_]
     sampling_logprobs: Floats
     advantages: Floats
+    teacher_logprobs: Floats | None = None
 
     @property
     def targets(self) -> NDArray[np.int64]:
@@ -81,6 +83,43 @@ def sequences_of(table: Any) -> list[TrainedSequence]:
     ]
 
 
+def with_teacher(sequences: Sequence[TrainedSequence], rescored: Any) -> list[TrainedSequence]:
+    """Give sequences the advantages and the teacher that the Arrow table `rescoring` holds.
+
+    Args:
+        sequences: of one rollout step, in key order.
+        rescored: the table of that step: one row for every trained token of every sequence.
+
+    Raises:
+        ValueError: if the rows are not those tokens.
+    """
+    columns = {
+        name: rescored.column(name).combine_chunks().to_numpy()
+        for name in ("group", "sample", "position", "advantage", "teacher_logprob")
+    }
+    found, start = [], 0
+    for sequence in sequences:
+        positions = np.flatnonzero(sequence.loss_mask)
+        rows = slice(start, start + len(positions))
+        start = rows.stop
+        ours = (columns["group"][rows] == sequence.group) & (
+            columns["sample"][rows] == sequence.sample
+        )
+        if not np.array_equal(columns["position"][rows], positions) or not ours.all():
+            raise ValueError(
+                f"rescoring of group {sequence.group}, sample {sequence.sample}: other tokens than "
+                "the trained ones"
+            )
+        advantages = np.zeros(len(sequence.tokens))
+        teacher = np.full(len(sequence.tokens), np.nan)
+        advantages[positions] = columns["advantage"][rows]
+        teacher[positions] = columns["teacher_logprob"][rows]
+        found.append(replace(sequence, advantages=advantages, teacher_logprobs=teacher))
+    if start != rescored.num_rows:
+        raise ValueError(f"rescoring has {rescored.num_rows} rows, {start} tokens are trained")
+    return found
+
+
 def _floats(column: Any) -> Floats:
     """A nullable column as float64, 0 where it is null."""
     return np.asarray(column.fill_null(0.0).to_numpy(zero_copy_only=False), dtype=np.float64)
@@ -112,13 +151,26 @@ def _datum(sequence: TrainedSequence, extra: dict[str, NDArray[np.float32]]) -> 
     )
 
 
-def loss_inputs_of(sequence: TrainedSequence, anchor_logprobs: Floats | None = None) -> LossInputs:
-    """What a loss is given for the L - 1 targets of a sequence, in float64."""
+def loss_inputs_of(
+    sequence: TrainedSequence,
+    anchor_logprobs: Floats | None = None,
+    *,
+    reads_teacher: bool = False,
+) -> LossInputs:
+    """What a loss is given for the L - 1 targets of a sequence, in float64.
+
+    A loss that reads the teacher leaves out the tokens that the teacher has no value for.
+    """
+    mask, teacher = sequence.loss_mask[1:].copy(), None
+    if reads_teacher and sequence.teacher_logprobs is not None:
+        teacher = sequence.teacher_logprobs[1:]
+        mask &= np.isfinite(teacher)
     return LossInputs(
         sampling_logprobs_T=_tensor(sequence.sampling_logprobs[1:]),
         advantages_T=_tensor(sequence.advantages[1:]),
-        loss_mask_T=torch.from_numpy(sequence.loss_mask[1:].copy()),
+        loss_mask_T=torch.from_numpy(mask),
         anchor_logprobs_T=None if anchor_logprobs is None else _tensor(anchor_logprobs),
+        teacher_logprobs_T=None if teacher is None else _tensor(teacher),
     )
 
 

@@ -21,7 +21,14 @@ from losses.registry import make_loss
 from losses.rollout_correction import rollout_correction_weights
 from tasks.arms import ArmPlan
 from tasks.context import RunContext
-from tasks.datums import Floats, TrainedSequence, loss_inputs_of, minibatch_of, sequences_of
+from tasks.datums import (
+    Floats,
+    TrainedSequence,
+    loss_inputs_of,
+    minibatch_of,
+    sequences_of,
+    with_teacher,
+)
 from tasks.diagnostics import diagnostic_settings, update_columns
 
 
@@ -57,8 +64,9 @@ class MinibatchLoss:
             correction: weights between sampler and trainer, which need the anchor too.
         """
         anchors = anchor if anchor is not None else [None] * len(sequences)
+        reads_teacher = str(loss_of(arm)["kind"]).startswith("sdpo_")
         inputs = [
-            loss_inputs_of(sequence, values)
+            loss_inputs_of(sequence, values, reads_teacher=reads_teacher)
             for sequence, values in zip(sequences, anchors, strict=True)
         ]
         if correction is not None:
@@ -138,9 +146,11 @@ def load_minibatch(ctx: RunContext, arm: ArmPlan, phase: str, update: int) -> Mi
     rollout = ctx.execution.rollout
     step, within = divmod(update, rollout.updates_per_step)
     epoch, index = divmod(within, rollout.minibatches)
-    table = ctx.run.read_arrow("tokens", key=(arm.name, phase, step))
     sequences = minibatch_of(
-        sequences_of(table), groups=rollout.groups, minibatches=rollout.minibatches, index=index
+        trained_sequences(ctx, arm, phase, step),
+        groups=rollout.groups,
+        minibatches=rollout.minibatches,
+        index=index,
     )
     denominator = denominator_value(
         ctx.execution.denominator.config,
@@ -149,6 +159,17 @@ def load_minibatch(ctx: RunContext, arm: ArmPlan, phase: str, update: int) -> Mi
     )
     correction = correction_of(ctx, arm)
     return Minibatch(update, step, epoch, index, sequences, denominator, arm, correction)
+
+
+def trained_sequences(
+    ctx: RunContext, arm: ArmPlan, phase: str, step: int
+) -> list[TrainedSequence]:
+    """The stored sequences of a rollout step, with a teacher's advantages where the arm has one."""
+    key = (arm.name, phase, step)
+    sequences = sequences_of(ctx.run.read_arrow("tokens", key=key))
+    if not arm.distils:
+        return sequences
+    return with_teacher(sequences, ctx.run.read_arrow("rescoring", key=key))
 
 
 def correction_of(ctx: RunContext, arm: ArmPlan) -> RolloutCorrection | None:

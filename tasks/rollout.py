@@ -10,7 +10,8 @@ import torch
 from envs.protocols import Episode, Sampler
 from evidence.canonical import canonical_bytes, digest
 from evidence.run import TableRef
-from losses.advantages import group_mean_advantages, verl_group_advantages
+from losses.advantages import group_advantages as registered_advantages
+from losses.advantages import group_mean_advantages
 from tasks.arms import ArmPlan
 from tasks.context import RunContext, require_graded, settle_all
 from tasks.failures import ModelLost
@@ -106,7 +107,8 @@ class GroupSampling:
             tables["rollouts"].append(
                 place | rollout_row(episode, seed, advantage, policy_version=self._version)
             )
-            tables["tokens"] += [place | row for row in token_rows(episode, advantage)]
+            of_tokens = None if self._arm.distils else advantage
+            tables["tokens"] += [place | row for row in token_rows(episode, of_tokens)]
             tables["turns"] += [place | row for row in turn_rows(episode)]
         kept = {name: rows for name, rows in tables.items() if rows}
         ctx.run.write_part(self._arm.name, self._phase, self._step, group, kept)
@@ -134,17 +136,14 @@ class GroupSampling:
 
 
 def group_advantages(arm: ArmPlan, rewards: Sequence[float]) -> list[float]:
-    """Advantage of each completion of one group, from the arm's settings."""
+    """Advantage of each completion of one group, from the arm's settings.
+
+    For an arm with a teacher: the reward minus the group's mean, which a hybrid mixes in.
+    """
     rewards_G = torch.tensor(list(rewards), dtype=torch.float64)
-    settings = arm.advantage
-    if settings["kind"] != "group_mean":
-        raise NotImplementedError(f"advantage {settings['kind']} of arm {arm.name}")
-    if settings["std_norm"]:
-        epsilon = float(settings.get("epsilon", 1e-6))
-        values = verl_group_advantages(rewards_G, norm_by_std=True, epsilon=epsilon)
-    else:
-        values = group_mean_advantages(rewards_G)
-    return [float(value) for value in values]
+    if arm.distils:
+        return [float(value) for value in group_mean_advantages(rewards_G)]
+    return [float(value) for value in registered_advantages(arm.advantage, rewards_G)]
 
 
 def rollout_row(
@@ -184,8 +183,13 @@ def _info(episode: Episode) -> str:
     return canonical_bytes(facts).decode("ascii")
 
 
-def token_rows(episode: Episode, advantage: float) -> list[dict[str, Any]]:
-    """Rows of `tokens` without their key: the whole sequence, prompt included."""
+def token_rows(episode: Episode, advantage: float | None) -> list[dict[str, Any]]:
+    """Rows of `tokens` without their key: the whole sequence, prompt included.
+
+    Args:
+        episode: the episode.
+        advantage: of each trained token; None where a teacher gives them later.
+    """
     return [
         {
             "position": position,

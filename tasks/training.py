@@ -6,13 +6,14 @@ from evidence.run import TableRef
 from tasks.context import RunContext
 from tasks.learner import Learner
 from tasks.minibatch import has_update, update_ref
+from tasks.rescoring import rescore_rollout
 from tasks.rollout import sample_rollout
 
 
 async def train_update(ctx: RunContext, learner: Learner, update: int) -> TableRef:
     """Apply one optimizer step, unless it is part of the history already.
 
-    Reads: `tokens` of its rollout step. Writes: intent and outcome, `update_tokens`, `updates`.
+    Reads: `tokens` of its rollout step, and `rescoring`. Writes: intent and outcome, `update_tokens`, `updates`.
     Calls the service. Safe to repeat: an update that is in the tables is only looked up, and is
     applied again only when the live weights were lost.
     """
@@ -28,6 +29,7 @@ async def train_update(ctx: RunContext, learner: Learner, update: int) -> TableR
 async def run_step(ctx: RunContext, learner: Learner, step: int) -> None:
     """One rollout step with all of its updates."""
     await sample_rollout(ctx, learner, step)
+    await rescore_rollout(ctx, learner, step)
     first = learner.version_of_step(step)
     for update in range(first, first + ctx.execution.rollout.updates_per_step):
         await train_update(ctx, learner, update)

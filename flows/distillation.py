@@ -1,0 +1,46 @@
+"""Which settings of self-distillation this version carries out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from envs.registry import has_teacher
+from envs.teacher import TEMPLATE_ID
+from evidence.errors import InputError
+from evidence.execution import ExecutionFile
+
+
+def refuse_distillation(execution: ExecutionFile) -> None:
+    """Refuse a teacher that cannot be asked as it is registered.
+
+    Raises:
+        InputError: naming the first setting.
+    """
+    for name, arm in execution.arms.items():
+        settings = execution.advantage_of(name)
+        distils = str(settings.kind).startswith("sdpo_")
+        loss = None if arm.loss is None else arm.loss.kind
+        if loss in ("sdpo_token", "sdpo_logit") and not distils:
+            expected = f"an SDPO advantage, which says what the teacher of loss {loss} is shown"
+            raise InputError(f"advantage of arm {name}", settings.kind, expected)
+        if loss == "sdpo_logit":
+            expected = "sdpo_token or importance_sampling: top-K scores are not asked for yet"
+            raise InputError(f"arms.{name}.loss.kind", loss, expected)
+        if distils:
+            _refuse_teacher(f"arms.{name}.advantage", settings, execution)
+
+
+def _refuse_teacher(where: str, settings: Any, execution: ExecutionFile) -> None:
+    environment = execution.environment.name
+    if not has_teacher(environment):
+        expected = "an environment with a teacher's prompt, for an SDPO advantage"
+        raise InputError("environment.name", environment, expected)
+    if settings.prompt_template != TEMPLATE_ID:
+        raise InputError(f"{where}.prompt_template", settings.prompt_template, TEMPLATE_ID)
+    if settings.feedback == "environment":
+        expected = "judge or none: these environments have no other words on an attempt"
+        raise InputError(f"{where}.feedback", settings.feedback, expected)
+    temperature = execution.rollout.temperature
+    if temperature != 1.0:
+        expected = "1.0: a teacher's scores are at temperature 1, and the two are subtracted"
+        raise InputError("rollout.temperature", temperature, expected)
