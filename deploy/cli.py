@@ -48,6 +48,7 @@ def build_parser() -> argparse.ArgumentParser:
         _add_audit,
         _add_diagnose,
         _add_investigate,
+        _add_conformance,
         _add_serve_local,
     ):
         add(commands)
@@ -287,6 +288,37 @@ def _add_investigate(commands: "_Commands") -> None:
     command.set_defaults(handler=_investigate)
 
 
+def _add_conformance(commands: "_Commands") -> None:
+    command = commands.add_parser(
+        "conformance",
+        help="measure what a Tinker-compatible service really does",
+        description="Measure from the client's side alone whether losses are sums, steps are "
+        "applied once, states are restored, log-probabilities and seeds mean what they should; "
+        "say which known mistake a wrong answer looks like.",
+        epilog="exit status: 0 what comparisons need conforms, 20 some of it differs, 11 some of "
+        "it could not be told, 30 no capacity, 2 bad input, 1 defect",
+    )
+    command.add_argument("--service", default="local", metavar="local|URL", help="as for run")
+    command.add_argument("--service-profile", metavar="FILE", help="as for run")
+    command.add_argument(
+        "--base-model", metavar="NAME", help="model to train (default: the first that is served)"
+    )
+    command.add_argument(
+        "--rank", type=int, default=8, metavar="N", help="rank of the adapters (default: 8)"
+    )
+    command.add_argument(
+        "--capacity-clients",
+        type=int,
+        default=0,
+        metavar="N",
+        help="also open up to N training clients at once, to see how a refusal for lack of room "
+        "looks (default: 0, because it takes the room of others)",
+    )
+    command.add_argument("--out", metavar="FILE", help="write the record (JSON) to this file")
+    command.add_argument("--json", action="store_true", help="print the record instead of a table")
+    command.set_defaults(handler=_conformance)
+
+
 def _add_serve_local(commands: "_Commands") -> None:
     command = commands.add_parser(
         "serve-local",
@@ -344,6 +376,12 @@ def _investigate(args: argparse.Namespace) -> int:
     from deploy.commands.investigate import investigate  # noqa: PLC0415 - loads torch
 
     return investigate(args)
+
+
+def _conformance(args: argparse.Namespace) -> int:
+    from deploy.commands.conformance import conformance  # noqa: PLC0415 - torch takes seconds to load
+
+    return conformance(args)
 
 
 def _serve_local(args: argparse.Namespace) -> int:

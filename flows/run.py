@@ -8,8 +8,6 @@ The Prefect flow (`flows.comparison`) calls the same coroutine; every step then 
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
-import platform
 from typing import Any
 
 from evidence.result import StructuredResult
@@ -26,6 +24,7 @@ from tasks.failures import CapacityBlocked, Failure, PermanentServiceError, Serv
 from tasks.learner import Learner
 from tasks.reachability import ServerInfo
 from tasks.service import Service
+from tasks.versions import package_versions
 
 
 def run_comparison(plan: RunPlan) -> Outcome:
@@ -124,21 +123,10 @@ def _start(ctx: RunContext, plan: RunPlan, result: StructuredResult) -> None:
         attempt=ctx.run.attempt,
         service=plan.service.describe(),
         server=_described(ctx.server),
-        versions=_versions(),
+        versions=package_versions(),
         accept_unverified=list(ctx.accept_unverified),
     )
 
 
 def _described(server: ServerInfo) -> dict[str, Any]:
     return {"models": list(server.models), "local": dict(server.local)}
-
-
-def _versions() -> dict[str, str]:
-    names = ("gated-rl", "tinker", "tinker-cookbook", "torch", "transformers", "pyarrow")
-    found = {"python": platform.python_version()}
-    for name in names:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import random
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import tinker
@@ -112,6 +112,18 @@ class Service:
         self._steps_completed, self._on_wait = steps_completed, on_wait
         self._seconds_left = seconds_left
 
+    def towards(self, url: str) -> Service:
+        """The same service under another address, with the same policy, clock and headers."""
+        return Service(
+            replace(self.settings, url=url),
+            policy=self._policy,
+            clock=self.clock,
+            rng=self._rng,
+            steps_completed=self._steps_completed,
+            on_wait=self._on_wait,
+            seconds_left=self._seconds_left,
+        )
+
     async def reach(self) -> ServerInfo:
         """Find out within seconds whether the service is there, before the SDK is started.
 
@@ -162,28 +174,24 @@ class Service:
 
     async def create_trainer(self, lora: LoraSettings, *, label: str) -> Trainer:
         """Create a new adapter on the base model, waiting for capacity if need be."""
+        return await self._open_trainer(f"create training client {label}", _made(lora, label))
+
+    async def try_trainer(self, lora: LoraSettings, *, label: str) -> Trainer:
+        """Create a new adapter on the base model, or say at once why not: nothing is waited out."""
+        what = f"create training client {label}"
+        client, training = await self._attempt(what, _made(lora, label))
+        return Trainer(self, training, session=client)
+
+    async def load_trainer(self, uri: str, *, label: str, optimizer: bool = True) -> Trainer:
+        """Create a client from a checkpoint, with or without its optimizer's state."""
 
         def make(client: tinker.ServiceClient) -> Any:
-            return client.create_lora_training_client(
-                base_model=lora.base_model,
-                rank=lora.rank,
-                seed=lora.seed,
-                train_mlp=lora.train_mlp,
-                train_attn=lora.train_attn,
-                train_unembed=lora.train_unembed,
-                user_metadata={"label": label},
-                **_held(lora.optimizer),
+            load = (
+                client.create_training_client_from_state_with_optimizer
+                if optimizer
+                else client.create_training_client_from_state
             )
-
-        return await self._open_trainer(f"create training client {label}", make)
-
-    async def load_trainer(self, uri: str, *, label: str) -> Trainer:
-        """Create a client from a checkpoint, optimizer state included."""
-
-        def make(client: tinker.ServiceClient) -> Any:
-            return client.create_training_client_from_state_with_optimizer(
-                uri, user_metadata={"label": label}
-            )
+            return load(uri, user_metadata={"label": label})
 
         return await self._open_trainer(f"load training client {label}", make)
 
@@ -289,6 +297,24 @@ class Service:
         return tinker.ServiceClient(
             base_url=self.settings.url, api_key=self.settings.api_key(), **extra
         )
+
+
+def _made(lora: LoraSettings, label: str) -> Callable[[tinker.ServiceClient], Any]:
+    """What creates an adapter of these settings in a session."""
+
+    def make(client: tinker.ServiceClient) -> Any:
+        return client.create_lora_training_client(
+            base_model=lora.base_model,
+            rank=lora.rank,
+            seed=lora.seed,
+            train_mlp=lora.train_mlp,
+            train_attn=lora.train_attn,
+            train_unembed=lora.train_unembed,
+            user_metadata={"label": label},
+            **_held(lora.optimizer),
+        )
+
+    return make
 
 
 def _finished(made: Any) -> Any:
