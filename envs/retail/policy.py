@@ -3,10 +3,10 @@
 from envs.retail.tools import REASONS, SIGNATURES
 
 _RULES = (
-    "You are a shop agent. Ask for the email, then find the user and get the order. "
+    "You are a shop agent. Ask for the email, then find the user's orders. "
     "Before you change an order, say what you will do and ask for a yes. "
-    "Only pending orders can be cancelled or changed; only delivered orders can be returned or "
-    "exchanged. If the wish is not allowed, transfer. One call a turn:\n"
+    "Pending orders can be cancelled or changed, delivered ones returned or exchanged. "
+    "If the wish is not allowed, transfer. One call a turn:\n"
     '<tool_call>{"name": "get_order", "arguments": {"order_id": "W1"}}</tool_call>\n'
 )
 

@@ -9,9 +9,9 @@ from envs.protocols import SampledSequence
 from envs.rendering import ChatRenderer
 from envs.retail.tasks import RetailTask
 
-_ASK_EMAIL = ("What is your email?", "May I have your email?", "Please tell me your email.")
-_ASK_YES = ("I will {what}. Do you confirm?", "I can {what}. Shall I? Please say yes.")
-_DONE = ("It is done.", "Done. Anything else?")
+_ASK_EMAIL = ("What is your email?", "Please tell me your email.")
+_ASK_YES = ("I will {what}. Do you confirm?", "I will {what}. Shall I?")
+_DONE = ("It is done.",)
 
 _WHAT = {
     "cancel_order": "cancel order {order_id}, reason {reason}",
@@ -25,17 +25,12 @@ _WHAT = {
 def ideal_turns(task: RetailTask, *, seed: int) -> list[str]:
     """Return what a careful agent writes, turn by turn, for one task.
 
-    Asks for the email, looks up user and order, then either asks for a yes, acts and says so, or
-    transfers a wish that is not allowed. `seed` chooses among phrasings.
+    Asks for the email, looks up the user's orders, then either asks for a yes, acts and says so,
+    or transfers a wish that the order's status does not allow. `seed` chooses among phrasings.
     """
     rng = np.random.default_rng(seed)
     (name, arguments) = task.actions[0]
-    order_id = task.task_id.removeprefix("retail-")
-    opening = [
-        _pick(_ASK_EMAIL, rng),
-        call_text("find_user", {"email": task.email}),
-        call_text("get_order", {"order_id": order_id}),
-    ]
+    opening = [_pick(_ASK_EMAIL, rng), call_text("find_user", {"email": task.email})]
     if name == "transfer":
         return [*opening, call_text(name, arguments)]
     what = _WHAT[name].format(**arguments)
