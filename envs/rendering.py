@@ -22,7 +22,8 @@ from tinker_cookbook.renderers import (
 
 from envs.errors import EnvInputError
 
-_TOKENIZER_LOCK = threading.Lock()
+TOKENIZER_LOCK = threading.Lock()
+"""Held by whoever uses a tokenizer."""
 
 THINKING_END = "</think>"
 TOOL_CALL_START = "<tool_call>"
@@ -55,7 +56,7 @@ class ChatRenderer:
             EnvInputError: if the renderer stops on strings, which token-exact episodes refuse.
         """
         if not self._stop:
-            with _TOKENIZER_LOCK:
+            with TOKENIZER_LOCK:
                 stop = self.renderer.get_stop_sequences()
             ids = [token for token in stop if isinstance(token, int)]
             if not ids or len(ids) != len(stop):
@@ -66,12 +67,12 @@ class ChatRenderer:
     def prompt(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
         """Token ids of a conversation up to where the assistant's next turn starts."""
         typed = [Message(role=message["role"], content=message["content"]) for message in messages]
-        with _TOKENIZER_LOCK:
+        with TOKENIZER_LOCK:
             return tuple(self.renderer.build_generation_prompt(typed).to_ints())
 
     def parse(self, tokens: Sequence[int]) -> ParsedReply:
         """Text of a sampled reply, without its stop token and without thinking blocks."""
-        with _TOKENIZER_LOCK:
+        with TOKENIZER_LOCK:
             message, termination = self.renderer.parse_response(list(tokens))
         return ParsedReply(
             text=get_text_content(message), stopped=bool(termination.is_stop_sequence)
@@ -129,12 +130,12 @@ class ChatRenderer:
 
     def decode(self, tokens: Sequence[int]) -> str:
         """All tokens as text, special tokens included."""
-        with _TOKENIZER_LOCK:
+        with TOKENIZER_LOCK:
             return str(self.renderer.tokenizer.decode(list(tokens)))
 
     def encode(self, text: str) -> list[int]:
         """Token ids of plain text, without special tokens."""
-        with _TOKENIZER_LOCK:
+        with TOKENIZER_LOCK:
             return list(self.renderer.tokenizer.encode(text, add_special_tokens=False))
 
 

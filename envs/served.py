@@ -65,6 +65,7 @@ class Partner:
         seed: of its sampling; attempt n of request m uses a seed derived from all three.
         retries_before: attempts after a first one that earlier rounds have used up. A round that
             failed and is asked again goes on with new seeds, instead of failing the same way.
+        on_failure: told of a round that failed, before the error is raised.
     """
 
     role: str
@@ -77,6 +78,7 @@ class Partner:
     max_attempts: int = 3
     seed: int = 0
     retries_before: int = 0
+    on_failure: Callable[[EnvServiceError], None] | None = None
 
     async def ask(
         self,
@@ -119,7 +121,10 @@ class Partner:
             except AnswerError as error:
                 failures.append(error)
         words, problems = self._told(failures)
-        raise EnvServiceError(self.role, "; ".join(words), self.max_attempts, problems)
+        error = EnvServiceError(self.role, "; ".join(words), self.max_attempts, problems)
+        if self.on_failure is not None:
+            self.on_failure(error)
+        raise error
 
     def _attempts(self) -> list[int]:
         """Numbers of this round's attempts; the planned one comes first in every round."""
@@ -164,6 +169,7 @@ def make_partner(
     tokenizer: Any,
     seed: int = 0,
     failed_rounds: int = 0,
+    on_failure: Callable[[EnvServiceError], None] | None = None,
 ) -> Partner:
     """Build a partner from the `simulator` or `judge` section of an execution file.
 
@@ -176,7 +182,8 @@ def make_partner(
         sampler: reaches the model.
         tokenizer: of the model.
         seed: of its sampling.
-        failed_rounds: how often an episode was given up because of it; see `retries_before`.
+        failed_rounds: how often it has failed all its attempts; see `Partner.retries_before`.
+        on_failure: told of every further time.
 
     Raises:
         EnvInputError: if the renderer is unknown, or prints a date and none is given.
@@ -203,4 +210,5 @@ def make_partner(
         max_attempts=max_attempts,
         seed=seed,
         retries_before=failed_rounds * max(1, max_attempts - 1),
+        on_failure=on_failure,
     )

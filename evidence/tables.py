@@ -216,6 +216,23 @@ TOKENS = TableSchema(
     ),
 )
 
+TOKEN_TEXTS = TableSchema(
+    name="token_texts",
+    version=1,
+    kind="content",
+    partition=_STEP_FILE,
+    key=(*_STEP_FILE, "token_id"),
+    doc="The text of one token id that occurs in `tokens`, so that people can read those.",
+    columns=(
+        _ARM,
+        _PHASE,
+        _STEP,
+        _integer("token_id", "Id of the token."),
+        _string("text", "Its text alone; U+FFFD where it is only a part of a character."),
+        _string("partial_hex", "Its bytes, if it is only a part of a character.", nullable=True),
+    ),
+)
+
 UPDATES = TableSchema(
     name="updates",
     version=2,
@@ -561,6 +578,7 @@ TABLES: Mapping[str, TableSchema] = MappingProxyType(
         for schema in (
             ROLLOUTS,
             TOKENS,
+            TOKEN_TEXTS,
             UPDATES,
             UPDATE_TOKENS,
             SENTINELS,

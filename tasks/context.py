@@ -85,6 +85,8 @@ class RunContext:
         self.arms = arm_plans(spec, execution)
         self._progress = progress
         self._environment: Environment | None = None
+        self.tokenizer: Any = None
+        """The policy's tokenizer, once the environment has been built; for readable tables."""
         self._steps_completed = sum(key[1] == "train" for key in run.keys("updates"))
 
     @property
@@ -179,6 +181,7 @@ class RunContext:
             top_k=rollout.top_k,
             max_turns=rollout.max_turns,
             max_seq_len=self.spec.max_seq_len,
+            max_seq_len_policy=self.execution.max_seq_len_policy,
         )
 
     @property
@@ -190,6 +193,7 @@ class RunContext:
             temperature=evaluation.temperature,
             max_turns=self.execution.rollout.max_turns,
             max_seq_len=self.spec.max_seq_len,
+            max_seq_len_policy=self.execution.max_seq_len_policy,
         )
 
     @property

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from envs.protocols import SampledSequence
+from envs.errors import EnvServiceError
 from envs.served import Partner, make_partner
 from evidence.run_settings import ServedModel
 from tasks.context import RunContext
 from tasks.failures import ModelLost
 from tasks.sampling import ServiceSampler
 from tasks.service import Service
+
+FAILED = "partner_failed"
+"""Event of the ledger: a simulator or judge gave no usable answer in all its attempts."""
 
 
 class ServedPartner:
@@ -68,10 +73,20 @@ class ServedPartner:
 def served_partners(ctx: RunContext, load_tokenizer: Callable[[str], Any]) -> dict[str, Partner]:
     """The partners that the execution file has served, by role.
 
+    An answer that stays unusable is written to the ledger as ``partner_failed``. After a restart
+    its partner is asked with seeds that have not failed yet.
+
     Args:
         ctx: the run.
         load_tokenizer: loads the tokenizer of a model by its name.
     """
+    failed = Counter(event["partner"] for event in ctx.run.events(FAILED))
+
+    def note(error: EnvServiceError) -> None:
+        ctx.run.append(
+            FAILED, partner=error.partner, attempts=error.attempts, problems=list(error.problems)
+        )
+
     roles = {"simulator": ctx.execution.simulator, "judge": ctx.execution.judge}
     return {
         role: make_partner(
@@ -80,6 +95,8 @@ def served_partners(ctx: RunContext, load_tokenizer: Callable[[str], Any]) -> di
             sampler=ServedPartner(ctx.service, settings.model, label=role),
             tokenizer=load_tokenizer(settings.model),
             seed=ctx.arms[0].seed,
+            failed_rounds=failed[role],
+            on_failure=note,
         )
         for role, settings in roles.items()
         if isinstance(settings, ServedModel)

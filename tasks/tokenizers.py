@@ -56,6 +56,8 @@ async def prepare_environment(ctx: RunContext, tokenizer_id: str | None) -> None
     def build() -> Environment:
         loaded = {ctx.spec.base_model: load_tokenizer(own)}
 
+        ctx.tokenizer = loaded[ctx.spec.base_model]
+
         def tokenizer_of(model: str) -> Any:
             return loaded[model] if model in loaded else load_tokenizer(model)
 
