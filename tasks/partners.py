@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from envs.protocols import SampledSequence
 from envs.errors import EnvServiceError
+from envs.protocols import SampledSequence
 from envs.served import Partner, make_partner
 from evidence.run_settings import ServedModel
 from tasks.context import RunContext
