@@ -16,13 +16,14 @@ from tasks.arms import ArmPlan
 from tasks.context import RunContext, require_graded, settle_all
 from tasks.failures import ModelLost
 from tasks.learner import Learner
+from tasks.token_texts import write_token_texts
 
 
 async def sample_rollout(ctx: RunContext, learner: Learner, step: int) -> TableRef:
     """Sample, grade and keep one rollout step of an arm.
 
-    Reads: parts of finished groups. Writes: one part a group, then `rollouts`, `tokens` and, for
-    episodes of several turns, `turns`. Calls the service. Safe to repeat: finished groups are not
+    Reads: parts of finished groups. Writes: one part a group, then `rollouts`, `tokens`, `turns` and
+    `token_texts`. Calls the service. Safe to repeat: finished groups are not
     sampled again, and a finished step is only looked up.
 
     Returns:
@@ -31,6 +32,7 @@ async def sample_rollout(ctx: RunContext, learner: Learner, step: int) -> TableR
     arm, phase = learner.arm, learner.phase
     key = (arm.name, phase, step)
     if ctx.run.has_table("tokens", key=key) and ctx.run.has_table("rollouts", key=key):
+        write_token_texts(ctx, key)
         return ctx.run.table_ref("tokens", key=key)
     groups = range(ctx.execution.rollout.groups)
     items = ctx.environment.train_batch(step, len(groups))
@@ -47,6 +49,7 @@ async def sample_rollout(ctx: RunContext, learner: Learner, step: int) -> TableR
             await _sample_missing(ctx, learner, step, [(group, items[group]) for group in missing])
             missing = _missing(ctx, learner, step)
     refs = ctx.run.assemble_parts(arm.name, phase, step, list(groups))
+    write_token_texts(ctx, key)
     return refs["tokens"]
 
 
