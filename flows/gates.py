@@ -93,6 +93,8 @@ async def pass_gates(ctx: RunContext, result: StructuredResult) -> dict[str, Lea
     learners = {arm.name: Learner(ctx, arm, phase="train", init_uri=init_uri) for arm in ctx.arms}
     trained = {arm.name: learners[arm.name] for arm in ctx.trained_arms}
     await gate.ask("restoration", lambda: steps.RESTORATION(ctx, trained))
+    if any(arm.distils for arm in ctx.trained_arms):
+        await gate.ask("forced_checks", lambda: steps.FORCED_CHECKS(ctx, init_uri))
     await gate.ask("evaluator", lambda: steps.EVALUATOR(ctx))
     await evaluate_base(ctx, result)
     await gate.ask("activation", lambda: steps.ACTIVATION(ctx, init_uri))

@@ -9,6 +9,7 @@ from tasks import (
     diagnostic_sentinels,
     evaluation,
     feasibility,
+    forced_checks,
     initialization,
     paper_gates,
     pilot,
@@ -26,6 +27,7 @@ GENERATION_AUDIT = RunTask(paper_gates.check_generated_data, name="generation-au
 CORRECTNESS = RunTask(correctness.check_correctness, name="correctness-preflight")
 INITIALIZATION = RunTask(initialization.ensure_initialization, name="initialization-checkpoint")
 RESTORATION = RunTask(restoration.check_restoration, name="restoration-preflight")
+FORCED_CHECKS = RunTask(forced_checks.check_forced, name="forced-checks")
 EVALUATOR = RunTask(evaluation.check_canaries, name="evaluator")
 ACTIVATION = RunTask(pilot.check_activation, name="activation-pilot")
 FEASIBILITY = RunTask(feasibility.check_feasibility, name="feasibility")
