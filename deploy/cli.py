@@ -50,6 +50,8 @@ def build_parser() -> argparse.ArgumentParser:
         _add_investigate,
         _add_conformance,
         _add_serve_local,
+        _add_ui,
+        _add_sweep,
     ):
         add(commands)
     return parser
@@ -330,6 +332,56 @@ def _add_serve_local(commands: "_Commands") -> None:
     command.set_defaults(handler=_serve_local)
 
 
+def _add_ui(commands: "_Commands") -> None:
+    command = commands.add_parser(
+        "ui",
+        help="start Prefect's page with the run form, and everything behind it",
+        description="Start a Prefect server with the deployments, a worker, the embedded service, "
+        "a read-only file server and the sweeper, all on this machine, and print where they are. "
+        "Ctrl-C stops all of it; unfinished runs go on the next time.",
+    )
+    command.add_argument("--run-dir", default="runs", metavar="DIR", help="where runs are kept")
+    command.add_argument(
+        "--service",
+        default="local",
+        metavar="local|URL",
+        help="'local' starts the embedded service; else the address that the form offers",
+    )
+    for option, what in (
+        ("--port", "of Prefect's page (default: 4200, or a free one)"),
+        ("--service-port", "of the embedded service (default: 8808, or a free one)"),
+        ("--files-port", "of the file server (default: 8809, or a free one)"),
+    ):
+        command.add_argument(option, type=int, metavar="PORT", help=what)
+    command.add_argument(
+        "--database",
+        metavar="URL",
+        help="database of the Prefect server, e.g. postgresql+asyncpg://user@host/prefect "
+        "(default: a file under DIR)",
+    )
+    command.add_argument(
+        "--at-once", type=int, default=4, metavar="N", help="flow runs at a time (default: 4)"
+    )
+    command.add_argument(
+        "--allow-faults",
+        action="store_true",
+        help="let requests make the embedded service misbehave (for tests)",
+    )
+    command.set_defaults(handler=_ui)
+
+
+def _add_sweep(commands: "_Commands") -> None:
+    command = commands.add_parser(
+        "sweep",
+        help="make flow runs go on whose process is gone",
+        description="Find flow runs on the Prefect server of PREFECT_API_URL whose process died, "
+        "prove it by the locks that a living process holds, and set them to start again. Takes as "
+        "long as the proof: up to two minutes. `gated-rl ui` does this all the time.",
+    )
+    command.add_argument("--forever", action="store_true", help="go on looking")
+    command.set_defaults(handler=_sweep)
+
+
 def _check(args: argparse.Namespace) -> int:
     from deploy.commands.check import check  # noqa: PLC0415 - each command loads only what it uses
 
@@ -382,6 +434,18 @@ def _conformance(args: argparse.Namespace) -> int:
     from deploy.commands.conformance import conformance  # noqa: PLC0415 - torch takes seconds to load
 
     return conformance(args)
+
+
+def _ui(args: argparse.Namespace) -> int:
+    from deploy.commands.ui import ui  # noqa: PLC0415 - each command loads only what it uses
+
+    return ui(args)
+
+
+def _sweep(args: argparse.Namespace) -> int:
+    from deploy.commands.sweep import sweep  # noqa: PLC0415 - Prefect takes seconds to load
+
+    return sweep(args)
 
 
 def _serve_local(args: argparse.Namespace) -> int:

@@ -202,6 +202,17 @@ class Run(RunFiles):
         path = table_path(table_schema(table), key)
         return self._decode(table, self.read_bytes(path), path)
 
+    def read_arrow_at(self, path: str) -> pa.Table:
+        """Return the rows of one file of a table by its path, text in its escaped form.
+
+        Raises:
+            InputError: if it is not the path of a table's file, or the file is not whole.
+        """
+        parts = path.split("/")
+        if len(parts) < 3 or parts[0] != "tables":
+            raise InputError("path", path, "a file below tables/", where=self.path)
+        return self._decode(parts[1], self.read_bytes(path), path)
+
     def read_all(self, table: str, *, prefix: Key = ()) -> pa.Table:
         """Return all rows of a table as one Arrow table, sorted by file and key.
 

@@ -39,32 +39,10 @@ else:
     ProfileName = _choice("ProfileName", [AS_WRITTEN, *shipped_profiles()])
     GateName = _choice("GateName", ACCEPTABLE_GATES)
 
-RunId = Annotated[
-    str,
-    Field(
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$",
-        title="Run id",
-        description="Name of the run: letters, digits, '.', '_' and '-'. The same name goes on "
-        "with the same run, wherever it was stopped.",
-    ),
-]
-ServiceAddress = Annotated[
-    str,
-    Field(
-        pattern=r"^(local|https?://[^\s@/?#]+(/[^\s@?#]*)?)$",
-        title="Service",
-        description="'local' for the embedded service that was started with this page, or the "
-        "http(s) address of a Tinker-compatible service, without credentials in it.",
-    ),
-]
-StepLimit = Annotated[
-    int,
-    Field(
-        ge=1,
-        title="Limit",
-        description="At most so many rollout steps per arm; such a run gives no verdict.",
-    ),
-]
+RunId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+ServiceAddress = Annotated[str, Field(pattern=r"^(local|https?://[^\s@/?#]+(/[^\s@?#]*)?)$")]
+"""``local``, or an address without credentials in it."""
+StepLimit = Annotated[int, Field(ge=1)]
 
 
 def text_of(choice: str) -> str:

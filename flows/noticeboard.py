@@ -45,16 +45,18 @@ class Noticeboard:
         self._shown: dict[str, tuple[UUID, str]] = {}
         self._progress: tuple[UUID, tuple[float, str]] | None = None
         self._said = ""
+        self._logged: dict[str, str] = {}
 
     def note(self, event: ProgressEvent) -> None:
         """Remember what the run said last, and write it to the flow run's log."""
-        if event.message:
-            words = event.phase.replace("_", " ")
-            self._said = f"{words}: {event.message}"
-            self._logger.info("%s", self._said)
-        elif event.total:
-            arm = f" ({event.arm})" if event.arm else ""
-            self._said = f"{event.phase.replace('_', ' ')}{arm}: {event.done} of {event.total}"
+        arm = f" ({event.arm})" if event.arm else ""
+        words = f"{event.phase.replace('_', ' ')}{arm}"
+        if event.message and self._logged.get(words) != event.message:
+            self._logged[words] = event.message
+            self._logger.info("%s: %s", words, event.message)
+        counted = f" {event.done} of {event.total}" if event.total else ""
+        text = f": {event.message}" if event.message else ""
+        self._said = f"{words}{counted}{text}"
 
     def listener(self, other: Progress) -> Progress:
         """A listener that hands everything on to another one too."""
