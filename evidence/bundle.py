@@ -17,6 +17,7 @@ from evidence import attestation, decision, rocrate, sources
 from evidence.audit import audit
 from evidence.bundle_files import BundleFiles
 from evidence.canonical import canonical_bytes, sha256_hex
+from evidence.episode_metrics import episode_metrics
 from evidence.errors import ConflictError, InputError
 from evidence.manifest import CRATE, KINDS, MANIFEST, RULE, STATEMENT, Candidate, Fitted, fit
 from evidence.run import Run
@@ -130,6 +131,7 @@ def _collect(run: Run) -> Iterator[Candidate]:
     yield from _judged(run)
     yield from _code()
     yield Candidate("metrics-steps.jsonl", "metrics", json_lines(step_metrics(run)))
+    yield Candidate("metrics-episodes.jsonl", "metrics", json_lines(episode_metrics(run)))
     yield _table(run, UPDATES, "metrics-updates.jsonl", "metrics")
     yield _table(run, table_schema("timings"), "timings.jsonl", "journal")
     yield _table(run, table_schema("restores"), "restores.jsonl", "journal")

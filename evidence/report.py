@@ -1,7 +1,8 @@
 """The report of a run, for people: `report.md` and one self-contained `report.html`.
 
 Both are rendered from the sealed bundle's files alone, so that they cannot say anything that the
-evidence does not.
+evidence does not. Where episodes were sampled, `transcripts.html` beside them shows a few, read
+from the run's tables, whose digests the bundle holds.
 """
 
 from __future__ import annotations
@@ -14,49 +15,72 @@ from evidence.bundle import read_bundle
 from evidence.report_data import ReportData
 from evidence.report_html import html_page
 from evidence.report_text import duration, finite, markdown_text, number, size
-from evidence.run_files import RunFiles
+from evidence.run import Run
+from evidence.transcripts import read_transcripts
+from evidence.transcripts_html import transcripts_page
 from evidence.values import as_list, as_mapping
 from evidence.verify import NEVER_CHECKED
 
 MARKDOWN = "report.md"
 HTML = "report.html"
+TRANSCRIPTS = "transcripts.html"
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Where a report lies in the run directory."""
+    """Where a report lies in the run directory; `transcripts` is None where there are none."""
 
     markdown: str
     html: str
+    transcripts: str | None = None
 
 
-def write_reports(run: RunFiles) -> Report:
-    """Render the report of a run's newest bundle and write both forms.
+def write_reports(run: Run) -> Report:
+    """Render the report of a run's newest bundle and write both forms, and the transcripts.
 
     Raises:
         InputError: if the run has no sealed bundle.
     """
     bundle = read_bundle(run)
-    run.store.replace(MARKDOWN, render_markdown(bundle.data, folder=bundle.where).encode("utf-8"))
-    run.store.replace(HTML, render_html(bundle.data, folder=bundle.where).encode("utf-8"))
-    return Report(MARKDOWN, HTML)
+    shown = write_transcripts(run)
+    texts = {
+        MARKDOWN: render_markdown(bundle.data, folder=bundle.where, transcripts=shown),
+        HTML: render_html(bundle.data, folder=bundle.where, transcripts=shown),
+    }
+    for name, text in texts.items():
+        run.store.replace(name, text.encode("utf-8"))
+    return Report(MARKDOWN, HTML, shown)
 
 
-def render_html(files: Mapping[str, bytes], *, folder: str) -> str:
+def write_transcripts(run: Run) -> str | None:
+    """Write the page of chosen episodes; returns its name, or None if none was sampled."""
+    transcripts = read_transcripts(run)
+    if not transcripts:
+        return None
+    title = str(run.spec.get("title", "Untitled comparison"))
+    page = transcripts_page(transcripts, title=title, run_id=run.run_id)
+    run.store.replace(TRANSCRIPTS, page.encode("utf-8"))
+    return TRANSCRIPTS
+
+
+def render_html(files: Mapping[str, bytes], *, folder: str, transcripts: str | None = None) -> str:
     """Return the page for a bundle's files.
 
     Args:
         files: bytes by name.
         folder: where the bundle lies, as the reader would name it.
+        transcripts: name of the page of transcripts beside it, if there is one.
     """
-    return html_page(ReportData(files, folder=folder))
+    return html_page(ReportData(files, folder=folder, transcripts=transcripts))
 
 
-def render_markdown(files: Mapping[str, bytes], *, folder: str) -> str:
+def render_markdown(
+    files: Mapping[str, bytes], *, folder: str, transcripts: str | None = None
+) -> str:
     """Return the report as Markdown; arguments as for `render_html`."""
-    data = ReportData(files, folder=folder)
-    parts = (_head, _decision, _scores, _gates, _curves, _deviations, _execution, _sources)
-    return "\n".join(line for part in parts for line in part(data)) + "\n"
+    data = ReportData(files, folder=folder, transcripts=transcripts)
+    parts = (_head, _decision, _scores, _episodes, _gates, _curves, _deviations, _execution)
+    return "\n".join(line for part in (*parts, _sources) for line in part(data)) + "\n"
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[str]:
@@ -141,6 +165,19 @@ def _scores(data: ReportData) -> Iterator[str]:
             for name in names
         ]
         yield from _table(("Number", *map(markdown_text, arms)), rows)
+
+
+def _episodes(data: ReportData) -> Iterator[str]:
+    for index, table in enumerate(data.episodes):
+        if index == 0:
+            yield "## Episodes"
+            yield ""
+        yield f"{table.title}. {table.reading}"
+        yield ""
+        yield from _table(("What", *table.heads), table.rows)
+    if data.transcripts:
+        yield f"[Transcripts of chosen episodes]({data.transcripts}), turn by turn."
+        yield ""
 
 
 def _gates(data: ReportData) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,7 +11,9 @@ from functools import cached_property
 from typing import Any
 
 from evidence.canonical import loads_strict
+from evidence.episode_metrics import FAILED
 from evidence.manifest import MANIFEST
+from evidence.report_episodes import EpisodeTable, episode_tables
 from evidence.report_text import finite, number
 from evidence.values import as_list, as_mapping, spec_mapping
 from evidence.verdict_inputs import final_verdict, judge_decision, newest_gates, roles_of
@@ -73,11 +76,15 @@ class ReportData:
     Args:
         files: bytes by name.
         folder: where they lie, for the reader.
+        transcripts: name of the page of transcripts beside the report, if there is one.
     """
 
-    def __init__(self, files: Mapping[str, bytes], *, folder: str) -> None:
+    def __init__(
+        self, files: Mapping[str, bytes], *, folder: str, transcripts: str | None = None
+    ) -> None:
         self.files = files
         self.folder = folder
+        self.transcripts = transcripts
         self.manifest = as_mapping(self._json(MANIFEST))
         self.spec = spec_mapping(self._json("spec.json"))
         self.execution = self._json("execution.json")
@@ -150,6 +157,16 @@ class ReportData:
         """Posted metrics by arm, the base model first."""
         arms = as_mapping(as_mapping(self.result.get("metrics")).get("arms"))
         return {str(name): as_mapping(found) for name, found in arms.items()}
+
+    @cached_property
+    def episodes(self) -> list[EpisodeTable]:
+        """Scores, endings and unusable input of every evaluation and phase."""
+        return episode_tables(self._rows("metrics-episodes.jsonl"), self._failed_partners())
+
+    def _failed_partners(self) -> dict[str, int]:
+        """How often a simulator or judge gave no usable answer at all."""
+        events = [event for event in self._rows("ledger.jsonl") if event.get("event") == FAILED]
+        return dict(Counter(str(event.get("partner")) for event in events))
 
     @property
     def descriptive(self) -> list[Mapping[str, Any]]:

@@ -30,6 +30,7 @@ def html_page(data: ReportData) -> str:
         _question(data),
         _decision(data),
         _scores(data),
+        _episodes(data),
         _gates(data),
         _curves(data),
         _deviations(data),
@@ -204,6 +205,25 @@ def _scores(data: ReportData) -> str:
     heads = [f"{arm}{_role(data, arm)}" for arm in data.per_arm]
     table = _table("Posted numbers by arm", ("Number", *heads), rows)
     return _section("Scores", table, lead="The base model is the model before any training.")
+
+
+def _episodes(data: ReportData) -> str:
+    tables = "".join(
+        f"<p>{html_text(table.reading)}</p>"
+        + _table(
+            table.title,
+            ("What", *table.heads),
+            [tuple(html_text(cell) for cell in row) for row in table.rows],
+        )
+        for table in data.episodes
+    )
+    link = ""
+    if data.transcripts:
+        link = (
+            f'<p><a href="{html_text(data.transcripts)}">Transcripts of chosen episodes</a>, turn '
+            "by turn, with every token coloured by its advantage.</p>"
+        )
+    return _section("Episodes", tables + link) if tables or link else ""
 
 
 def _role(data: ReportData, arm: str) -> str:

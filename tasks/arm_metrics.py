@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from evidence.episode_metrics import evaluation_metrics, headline
 from tasks.arms import ArmPlan
 from tasks.context import RunContext
 from tasks.evaluation import FINAL, mean_scores
@@ -18,7 +19,11 @@ _OF_THE_LAST_UPDATE = (
 
 
 def arm_metrics(ctx: RunContext, arm: ArmPlan) -> dict[str, float]:
-    """Updates done, reward of the last rollout step, drift of the last update, final scores."""
+    """Updates done, reward of the last rollout step, drift of the last update, final scores.
+
+    Where episodes are conversations: also the share of the judge's and the simulator's answers
+    that could be used, and the policy's turns that could not, in the final evaluation.
+    """
     numbers: dict[str, float] = {}
     updates = ctx.run.keys("updates", prefix=(arm.name, "train"))
     if updates:
@@ -30,6 +35,7 @@ def arm_metrics(ctx: RunContext, arm: ArmPlan) -> dict[str, float]:
         numbers["reward_mean_last_step"] = sum(values) / len(values)
     if ctx.run.has_table("evaluations", key=(arm.name, FINAL)):
         numbers |= mean_scores(ctx, arm.name, FINAL)
+        numbers |= headline(evaluation_metrics(ctx.run, arm.name, FINAL))
     return numbers
 
 
