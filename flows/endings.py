@@ -7,6 +7,7 @@ repeated, so that a process that is killed while it closes leaves nothing half c
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from evidence.gate import GateResult
@@ -84,6 +85,7 @@ async def blocked(ctx: RunContext, error: ServiceError) -> Outcome:
         "error": error.error,
         "comparison_steps_completed": ctx.steps_completed,
         "released_clients": released,
+        "released": [asdict(release) for release in ctx.service.releases],
     }
     what = "has no capacity" if capacity else "is out of reach"
     return _end(

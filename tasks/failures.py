@@ -45,6 +45,7 @@ class Failure:
         status: HTTP status, where there was one.
         retry_after: seconds that the service asked to wait, if it said.
         may_have_happened: whether the request may have been carried out all the same.
+        spent: seconds from the request to the failure, with the SDK's own retries in them.
     """
 
     kind: FailureKind
@@ -52,6 +53,7 @@ class Failure:
     status: int | None = None
     retry_after: float | None = None
     may_have_happened: bool = False
+    spent: float = 0.0
 
     def as_error(self, what: str) -> ServiceError:
         """The exception of this kind, for a caller that still may try again."""

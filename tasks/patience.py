@@ -25,10 +25,13 @@ class RetryPolicy:
     reachable: short waits first, because a restarted service is back within seconds. Waiting ends
     after `before_first_step` seconds while no comparison step has been completed (nothing is lost
     then, and the run can be started later), and after `after_first_step` seconds otherwise. Both
-    count from the first refusal, and begin anew when there was progress in between.
+    count from the moment when the first try that failed was begun, so that what the SDK spends on
+    its own retries is part of them, and begin anew when there was progress in between.
 
-    With the defaults and jitter at its extremes, one request is sent at most 5 times before the
-    first step and 10 times after it, when refused for capacity.
+    Bounds: no try is begun later than that limit; the last one ends by its own deadline
+    (`tasks.service_settings.Deadlines`). With the defaults and jitter at its extremes, one request
+    is tried at most 5 times before the first step and 10 times after it when it is refused for
+    capacity, and 17 and 39 times when nothing can be reached.
     """
 
     capacity_delays: tuple[float, ...] = (60.0, 120.0, 240.0)
@@ -36,6 +39,9 @@ class RetryPolicy:
     jitter: float = 0.1
     before_first_step: float = 600.0
     after_first_step: float = 1800.0
+    sdk_spends: float = 360.0
+    """Of a try that failed, at most so many seconds count as waiting: as long as the SDK retries by
+    itself. A call that worked for longer before it failed was not waiting."""
     same_error_limit: int = 3
     """How often one internal error of the server, word for word, is worth another try."""
 
@@ -102,7 +108,7 @@ class Patience:
         """
         now = self._clock.now()
         if self._since is None:
-            self._since = now
+            self._since = now - min(failure.spent, self._policy.sdk_spends)
         self._refuse_hopeless(failure, what)
         delay = self._policy.delay(failure, self._waits, self._rng.random())
         waited = now - self._since

@@ -45,5 +45,6 @@ def _prefect_task(step: Callable[..., Awaitable[Any]], name: str) -> Any:
     from prefect import task  # noqa: PLC0415 - a plain run does not pay for it
     from prefect.cache_policies import NO_CACHE  # noqa: PLC0415
 
-    decorate = task(name=name, cache_policy=NO_CACHE, persist_result=False)
+    # Retries are the service layer's alone, whatever Prefect's settings say.
+    decorate = task(name=name, cache_policy=NO_CACHE, persist_result=False, retries=0)
     return decorate(step)

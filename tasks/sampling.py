@@ -82,16 +82,18 @@ class ServiceSampler:
         return self._session is None or await self._service.release(self._session)
 
     async def _asked(self, submit: Any, verb: str) -> Any:
-        what = f"{verb} {self._label}"
+        what, deadlines = f"{verb} {self._label}", self._service.settings.deadlines
 
         async def once() -> Any:
+            began = self._service.clock.now()
             try:
                 made = submit()
                 future = made.future() if hasattr(made, "future") else made
-                seconds = self._service.settings.deadlines.sample
-                return await self._service.watch.settle(future, seconds, what)
+                return await self._service.watch.settle(future, deadlines.sample, what)
             except Exception as error:
-                raise self._service.translated(error, what) from error
+                # Waiting behind other samples is no refusal; without progress the SDK gives up.
+                spent = min(self._service.clock.now() - began, deadlines.sample_progress)
+                raise self._service.translated(error, what, spent=spent) from error
 
         return await self._service.retrying(what, once)
 

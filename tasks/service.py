@@ -32,6 +32,7 @@ from tasks.failures import (
 from tasks.patience import Patience, RetryPolicy
 from tasks.reachability import Reachability, ServerInfo
 from tasks.sampling import ServiceSampler
+from tasks.sdk_manners import teach_manners
 from tasks.service_settings import ServiceSettings, quiet_sdk
 from tasks.trainer import Trainer
 from tasks.watch import Watch, in_thread
@@ -63,6 +64,19 @@ class LoraSettings:
     optimizer: Mapping[str, float] | None = None
     """Hyperparameters that the service is asked to hold for the model's lifetime, so that it can
     report them before the first step. Only the embedded service knows how to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A client that was let go.
+
+    Attributes:
+        client: what it was opened for.
+        confirmed: whether the service has said that its session has ended.
+    """
+
+    client: str
+    confirmed: bool
 
 
 class Service:
@@ -98,8 +112,10 @@ class Service:
         self._seconds_left = seconds_left
         self.reachability = Reachability(settings, self.clock)
         self.watch = Watch(self.clock, settings.deadlines, self.reachability.alive)
-        self._open: list[tinker.ServiceClient] = []
+        self._open: dict[tinker.ServiceClient, str] = {}
+        self.releases: list[Release] = []
         quiet_sdk(settings)
+        teach_manners()
 
     def follow(
         self,
@@ -195,6 +211,16 @@ class Service:
 
         return await self._open_trainer(f"load training client {label}", make)
 
+    async def load_weights(self, uri: str, lora: LoraSettings, *, label: str) -> Trainer:
+        """Create a client with a checkpoint's weights and a fresh optimizer, as `lora` holds it."""
+
+        def make(client: tinker.ServiceClient) -> Any:
+            return client.create_training_client_from_state(
+                uri, user_metadata={"label": label}, **_held(lora.optimizer)
+            )
+
+        return await self._open_trainer(f"load weights {label}", make)
+
     async def open_sampler(
         self, *, base_model: str | None = None, path: str | None = None, label: str
     ) -> ServiceSampler:
@@ -217,17 +243,32 @@ class Service:
         self, what: str, work: Callable[[], T], seconds: float, *, established: bool = True
     ) -> T:
         """Run one blocking SDK call in a thread, bounded and with its errors classified."""
+        began = self.clock.now()
         try:
             return await self.watch.settle(in_thread(work, what), seconds, what)
         except Exception as error:
-            raise self.translated(error, what, established=established) from error
+            spent = self.clock.now() - began
+            raise self.translated(error, what, established=established, spent=spent) from error
 
-    def translated(self, error: Exception, what: str, *, established: bool = True) -> Exception:
-        """The `ServiceError` that an SDK error stands for; any other error unchanged."""
-        if isinstance(error, ServiceError):
-            return error
+    def translated(
+        self, error: Exception, what: str, *, established: bool = True, spent: float = 0.0
+    ) -> Exception:
+        """The `ServiceError` that an SDK error stands for; any other error unchanged.
+
+        Args:
+            error: what the call raised.
+            what: names the call.
+            established: see `tasks.failures.classify`.
+            spent: seconds that the call took, with the SDK's own retries in them.
+        """
         failure = classify(error, established=established)
-        return error if failure is None else failure.as_error(what)
+        if failure is None:
+            return error
+        failure = replace(failure, spent=spent)
+        if isinstance(error, ServiceError):
+            error.failure = failure
+            return error
+        return failure.as_error(what)
 
     async def release(self, client: tinker.ServiceClient) -> bool:
         """End a client's session, so that the service frees what it held.
@@ -238,8 +279,13 @@ class Service:
         Returns:
             Whether the service confirmed it.
         """
-        if client in self._open:
-            self._open.remove(client)
+        label = self._open.pop(client, None)
+        confirmed = await self._closed(client)
+        if label is not None:
+            self.releases.append(Release(label, confirmed=confirmed))
+        return confirmed
+
+    async def _closed(self, client: tinker.ServiceClient) -> bool:
         if not hasattr(client, "close"):  # older SDKs end a session by silence alone
             return False
         try:
@@ -267,7 +313,7 @@ class Service:
     ) -> tuple[tinker.ServiceClient, Any]:
         """Open a session and make one client in it; a failed try leaves nothing behind."""
         client = self._new_client()
-        self._open.append(client)
+        self._open[client] = what
         deadline = self.settings.deadlines.create
         try:
             made = await self.call(
@@ -280,8 +326,7 @@ class Service:
 
     async def _drop(self, client: tinker.ServiceClient) -> None:
         """Let go of a client that did not work; ending its session is tried without waiting."""
-        if client in self._open:
-            self._open.remove(client)
+        self._open.pop(client, None)
         if hasattr(client, "close"):
             in_thread(lambda: _finished(client.close("errored")), "drop session")
 

@@ -1,5 +1,7 @@
 """Waiting has stated bounds: calls and seconds, before and after the first comparison step."""
 
+import dataclasses
+
 import pytest
 
 from tasks.failures import (
@@ -78,6 +80,52 @@ async def test_patience_counts_the_time_that_the_calls_themselves_take() -> None
 
     assert asked == 4
     assert clock.time == 648.0
+
+
+@pytest.mark.parametrize(
+    ("spent", "steps", "calls", "seconds"),
+    [
+        (57.0, 0, 4, 648.0),
+        (300.0, 0, 2, 660.0),
+        (300.0, 3, 4, 1620.0),
+        (900.0, 0, 2, 1860.0),
+    ],
+    ids=["creation", "training", "training_after_steps", "nine_minutes_of_work_each"],
+)
+async def test_time_that_the_sdk_spends_on_a_failed_call_is_part_of_the_wait(
+    spent: float, steps: int, calls: int, seconds: float
+) -> None:
+    """The clock starts with the first try that failed. A refused creation takes the SDK 57 s: 57 +
+    60 + 57 + 120 + 57 + 240 + 57. A refused step takes it 300 s: 300 + 60 + 300, and another 120 s
+    would pass 600; after steps 300 + 60 + 300 + 120 + 300 + 240 + 300 = 1620, and another 240 s
+    would pass 1800. Of 900 s of work 360 count."""
+    clock = FakeClock()
+    failure = dataclasses.replace(CAPACITY, spent=spent)
+
+    asked, _ = await _refused(_patience(clock, steps=steps), failure, call_seconds=spent)
+
+    assert (asked, clock.time) == (calls, seconds)
+
+
+@pytest.mark.parametrize(
+    ("failure", "steps", "calls"),
+    [(CAPACITY, 0, 5), (CAPACITY, 1, 10), (OUTAGE, 0, 17), (OUTAGE, 1, 39)],
+    ids=["capacity", "capacity_after_a_step", "outage", "outage_after_a_step"],
+)
+async def test_stated_bounds_on_calls_and_time_hold_for_any_jitter(
+    failure: Failure, steps: int, calls: int
+) -> None:
+    """Whatever the jitter: no more tries than the policy states, and none begun after its limit."""
+    limit = RetryPolicy().after_first_step if steps else RetryPolicy().before_first_step
+
+    for jitter in [number / 50 for number in range(50)]:
+        clock = FakeClock()
+        asked, _ = await _refused(_patience(clock, steps=steps, jitter=jitter), failure)
+        assert asked <= calls
+        assert clock.time <= limit
+
+    most, _ = await _refused(_patience(FakeClock(), steps=steps, jitter=0.0), failure)
+    assert most == calls
 
 
 async def test_patience_honours_retry_after() -> None:
