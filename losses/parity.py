@@ -21,6 +21,7 @@ from losses.errors import LossConfigError, LossInputError
 from losses.inputs import LossInputs
 from losses.objective import batch_loss
 from losses.reference import policy as reference_policy
+from losses.reference import sdpo as reference_sdpo
 from losses.reference.arrays import TokenTerms
 from losses.registry import make_loss
 
@@ -310,6 +311,7 @@ def reference_terms(
     advantages: ArrayLike,
     mask: ArrayLike,
     anchor: ArrayLike | None = None,
+    teacher: ArrayLike | None = None,
 ) -> TokenTerms:
     """Return the reference's terms, slopes and decisions for a registered policy loss.
 
@@ -320,10 +322,11 @@ def reference_terms(
         advantages: the same shape.
         mask: non-zero where trained.
         anchor: nats, for ``anchor: recompute``.
+        teacher: nats, for ``sdpo_token``.
 
     Raises:
-        LossConfigError: if the reference has no policy loss of that kind, or the anchor that the
-            configuration names is missing.
+        LossConfigError: if the reference has no policy loss of that kind, or the anchor or teacher
+            that the configuration needs is missing.
     """
     make_loss(config)
     kind = config["kind"]
@@ -358,9 +361,13 @@ def reference_terms(
         return reference_policy.dppo(
             current, sampling, advantages, mask, form=form, anchor=compared
         )
+    if kind == "sdpo_token" and teacher is not None:
+        weights = reference_sdpo.importance_weight(current, compared, is_clip=config["is_clip"])
+        return reference_sdpo.token_level(current, teacher, mask, weights=weights)
     message = (
         f"loss kind: {kind!r}, top_k {config.get('top_k')!r}; "
-        "expected importance_sampling, grpo_clip, cispo or dppo without top_k"
+        "expected importance_sampling, grpo_clip, cispo, dppo without top_k, or sdpo_token with "
+        "a teacher"
     )
     raise LossConfigError(message)
 

@@ -7,7 +7,7 @@ own built-in loss and the reference; then the treatment's loss against the refer
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,13 @@ from evidence.canonical import canonical_bytes, digest
 from evidence.gate import GateResult, SourceRef
 from losses.errors import LossConfigError, LossInputError
 from losses.inputs import LossInputs
+from tasks.advantage_parity import (
+    cookbook_rewarded,
+    group_settings,
+    rewarded,
+    sdpo_comparisons,
+    teacher_scores,
+)
 from tasks.arms import ArmPlan
 from tasks.builtin_loss import builtin_loss
 from tasks.context import RunContext
@@ -81,6 +88,7 @@ async def _measure(ctx: RunContext) -> dict[str, Any]:
 
     stock = await ctx.service.retrying("correctness, built-in loss", builtin, from_scratch=True)
     comparisons = {"baseline": [*found.baseline, *stock], "reference": found.reference}
+    comparisons |= {f"sdpo_{side}": listed for side, listed in found.sdpo.items()}
     return {
         "stock_compared": sorted({comparison.check for comparison in stock}),
         "inputs": [_input_record(sequence) for sequence in found.batch],
@@ -101,6 +109,8 @@ class Served:
     batch: list[TrainedSequence]
     baseline: list[Comparison]
     reference: list[Comparison]
+    sdpo: dict[str, list[Comparison]]
+    """Comparisons of the advantages of a self-distilled arm, by side; empty without one."""
 
 
 async def _through_the_service(
@@ -111,14 +121,40 @@ async def _through_the_service(
     try:
         before = await trainer.forward([datum_of(sequence) for sequence in fixed_batch(ctx)])
         batch = stale(fixed_batch(ctx), before)
+        if _distilled(ctx) is not None:
+            batch = rewarded(batch, group_settings(_arm(ctx, "baseline").advantage))
         return Served(
             before=before,
             batch=batch,
             baseline=await _one_loss(ctx, trainer, baseline, batch, before),
             reference=await _one_loss(ctx, trainer, treatment, batch, before),
+            sdpo=await _advantages(ctx, trainer, batch, before),
         )
     finally:
         await trainer.close()
+
+
+def _distilled(ctx: RunContext) -> ArmPlan | None:
+    """The first arm whose advantages come from a teacher."""
+    return next((arm for arm in ctx.trained_arms if arm.distils), None)
+
+
+async def _advantages(
+    ctx: RunContext,
+    trainer: Trainer,
+    batch: Sequence[TrainedSequence],
+    before: Sequence[NDArray[np.float32]],
+) -> dict[str, list[Comparison]]:
+    """SDPO's advantages from scores of the service, where an arm has a teacher."""
+    arm = _distilled(ctx)
+    if arm is None:
+        return {}
+    scored = await teacher_scores(batch, await trainer.publish("correctness-teacher"))
+    try:
+        return sdpo_comparisons(loss_of(arm), arm.advantage, scored, before)
+    except LossConfigError as error:
+        ctx.run.append("correctness_not_measured", reason=str(error))
+        return {}
 
 
 def _arm(ctx: RunContext, role: str) -> ArmPlan:
@@ -175,9 +211,14 @@ def _inputs_of(
     batch: Sequence[TrainedSequence],
     before: Sequence[NDArray[np.float32]],
 ) -> list[LossInputs]:
-    recomputes = loss.get("anchor") == "recompute"
+    """The loss's inputs; a teacher, where it reads one, is another shift of the sampling values."""
+    recomputes, reads_teacher = loss.get("anchor") == "recompute", loss["kind"] == "sdpo_token"
     return [
-        loss_inputs_of(sequence, values.astype(np.float64) if recomputes else None)
+        loss_inputs_of(
+            replace(sequence, teacher_logprobs=np.roll(sequence.sampling_logprobs, 1)),
+            values.astype(np.float64) if recomputes else None,
+            reads_teacher=reads_teacher,
+        )
         for sequence, values in zip(batch, before, strict=True)
     ]
 
@@ -196,7 +237,8 @@ async def _against_builtin(
     try:
         probe = GradientProbe(loss, [loss_inputs_of(sequence) for sequence in batch])
         await ours.forward_backward_custom([datum_of(sequence) for sequence in batch], probe)
-        builtin = [builtin_datum_of(sequence) for sequence in batch]
+        stock_batch = batch if _distilled(ctx) is None else cookbook_rewarded(batch)
+        builtin = [builtin_datum_of(sequence) for sequence in stock_batch]
         metrics = await theirs.forward_backward(builtin, name, config)
         await ours.optim_step(ctx.adam)
         await theirs.optim_step(ctx.adam)
@@ -228,7 +270,11 @@ def _report(
     tolerances = plan.get("tolerances") or {}
     errors = {}
     for side in ("baseline", "reference"):
-        comparisons = [Comparison(**one) for one in measured["comparisons"][side]]
+        comparisons = [
+            Comparison(**one)
+            for name in _names(ctx, str(plan.get("id")), side)
+            for one in measured["comparisons"].get(name, [])
+        ]
         for check in ("loss", "gradient"):
             proven = side == "reference" or check in measured["stock_compared"]
             if proven and any(one.check == check for one in comparisons):
@@ -250,6 +296,18 @@ def _report(
         "errors": errors,
         "lr_scaling": [],
     }
+
+
+def _names(ctx: RunContext, path: str, side: str) -> list[str]:
+    """Which lists of comparisons one side of a path rests on.
+
+    A path that is named after the self-distilled arm's advantage, or after the arm, rests on the
+    comparisons of its advantages too; with the teacher switched off they are the baseline's.
+    """
+    arm = _distilled(ctx)
+    if arm is not None and path.startswith((str(arm.advantage["kind"]), arm.name)):
+        return [side, f"sdpo_{side}"]
+    return [side]
 
 
 def _precision(ctx: RunContext) -> str:

@@ -127,6 +127,7 @@ def forced_inputs() -> ForcedInputs:
                 advantages_T=torch.from_numpy(advantage.astype(np.float64)),
                 loss_mask_T=torch.from_numpy(mask),
                 anchor_logprobs_T=torch.from_numpy(np.log(q)),
+                teacher_logprobs_T=torch.from_numpy(np.log(np.roll(q, 1))),
             )
         )
     return ForcedInputs(targets, inputs)

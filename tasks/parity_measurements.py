@@ -24,6 +24,7 @@ from evidence.parity import parity_errors
 from losses.inputs import LossInputs
 from losses.objective import batch_loss
 from losses.parity import reference_terms
+from losses.reference.arrays import TokenTerms
 from losses.registry import make_loss
 
 Errors = Mapping[str, float | None]
@@ -90,26 +91,55 @@ def against_reference(
 ) -> list[Comparison]:
     """The path's loss and full gradient against the independent reference."""
     terms = [
-        reference_terms(
-            loss,
-            current=values,
-            sampling=inputs.sampling_logprobs_T.numpy(),
-            advantages=inputs.advantages_T.numpy(),
-            mask=inputs.loss_mask_T.numpy(),
-            anchor=None if inputs.anchor_logprobs_T is None else inputs.anchor_logprobs_T.numpy(),
-        )
+        reference_of(loss, values, inputs)
         for values, inputs in zip(probe.logprobs_D, probe.inputs_D, strict=True)
     ]
-    sums = [float(term.term.sum()) for term in terms]
-    return [
-        _comparison("loss", f"{where}, against the float64 reference", probe.losses_D, sums),
-        _comparison(
-            "gradient",
-            f"{where}, against the float64 reference",
-            _flat(probe.gradients_D),
-            _flat([term.slope for term in terms]),
-        ),
-    ]
+    return compared(
+        f"{where}, against the float64 reference",
+        probe,
+        losses=[float(term.term.sum()) for term in terms],
+        slopes=[term.slope for term in terms],
+    )
+
+
+def reference_of(
+    loss: Mapping[str, Any], target_logprobs: NDArray[Any], inputs: LossInputs
+) -> TokenTerms:
+    """The independent reference's terms and slopes of one sequence, computed in float64."""
+
+    def floats(value: torch.Tensor | None) -> NDArray[np.float64] | None:
+        return None if value is None else value.numpy()
+
+    return reference_terms(
+        loss,
+        current=np.asarray(target_logprobs, dtype=np.float64),
+        sampling=inputs.sampling_logprobs_T.numpy(),
+        advantages=inputs.advantages_T.numpy(),
+        mask=inputs.loss_mask_T.numpy(),
+        anchor=floats(inputs.anchor_logprobs_T),
+        teacher=floats(inputs.teacher_logprobs_T),
+    )
+
+
+def compared(
+    what: str,
+    probe: GradientProbe,
+    *,
+    losses: Sequence[float] | None,
+    slopes: Sequence[NDArray[Any]],
+) -> list[Comparison]:
+    """A probe's losses and gradients against given ones, by sequence.
+
+    Args:
+        what: what is compared with what.
+        probe: it has been run.
+        losses: summed loss of each sequence; None where the values are not comparable.
+        slopes: [T] gradient of each sequence.
+    """
+    found = [_comparison("gradient", what, _flat(probe.gradients_D), _flat(slopes))]
+    if losses is not None:
+        found.insert(0, _comparison("loss", what, probe.losses_D, losses))
+    return found
 
 
 def packed_against_unpacked(

@@ -43,7 +43,7 @@ def test_baseline_that_was_compared_with_nothing_stock_is_unverified(
 ) -> None:
     document = tiny_spec.spec()
     plan = document["correctness_preflight"]["paths"][0]
-    ctx = cast(RunContext, SimpleNamespace(server=SimpleNamespace(local={})))
+    ctx = cast(RunContext, SimpleNamespace(server=SimpleNamespace(local={}), trained_arms=()))
 
     path = _report(ctx, plan, _measured(*stock))
 
@@ -55,7 +55,7 @@ def test_baseline_that_was_compared_with_nothing_stock_is_unverified(
     ("local", "words"), [({"dtype": "bfloat16"}, "bfloat16"), ({}, "not reported")]
 )
 def test_precision_is_what_the_service_says(local: dict[str, Any], words: str) -> None:
-    ctx = cast(RunContext, SimpleNamespace(server=SimpleNamespace(local=local)))
+    ctx = cast(RunContext, SimpleNamespace(server=SimpleNamespace(local=local), trained_arms=()))
 
     path = _report(ctx, {"id": "losses"}, _measured())
 
