@@ -29,12 +29,14 @@ from flows.outcome import ExitKind, Outcome
 from flows.requeue import (
     AWAITING_CAPACITY,
     AWAITING_SERVICE,
+    patience_in_process,
     seconds_until_next_attempt,
     start_again_later,
 )
 from flows.run import carry_out
 from tasks.clocks import run_seconds_left
 from tasks.failures import ServiceOutage
+from tasks.patience import RetryPolicy
 from tasks.progress import Progress
 from tasks.service_settings import ServiceSettings
 
@@ -112,10 +114,9 @@ class Attempt:
                 raise Abort(str(conflict)) from None
             raise
 
-    async def _work(self) -> Outcome:
-        plan = await make_plan(
-            self._request, self._service, progress=self._board.listener(self._progress)
-        )
+    async def _work(self, policy: RetryPolicy | None = None) -> Outcome:
+        progress = self._board.listener(self._progress)
+        plan = await make_plan(self._request, self._service, progress=progress, policy=policy)
         return await carry_out(plan)
 
     async def _outcome(self, flow_run: FlowRun) -> Outcome:
@@ -124,7 +125,7 @@ class Attempt:
         if standing is not None:
             return standing
         try:
-            return await self._work()
+            return await self._work(patience_in_process())
         except ServiceOutage as error:
             return Outcome(
                 exit_kind="capacity",

@@ -8,6 +8,7 @@ flow run keeps its id, its parameters and its place in the list, and nothing run
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Never
 from uuid import UUID
@@ -18,11 +19,15 @@ from prefect.exceptions import Abort
 from prefect.states import Scheduled
 
 from evidence.errors import InputError
+from tasks.patience import RetryPolicy
 
 AWAITING_CAPACITY = "AwaitingCapacity"
 AWAITING_SERVICE = "AwaitingService"
 REQUEUE_VARIABLE = "GATED_RL_REQUEUE_SECONDS"
 """Environment variable: seconds until the next attempt, whatever the service asks for."""
+PATIENCE_VARIABLE = "GATED_RL_PATIENCE_SECONDS"
+"""Environment variable: how long a process of a flow run waits before it leaves and is started
+again later. By default as long as a plain run waits: 10 minutes before the first step, then 30."""
 SHORTEST_SECONDS = 30.0
 """A worker takes runs up to 10 s before they are due: sooner, two processes could meet."""
 USUAL_SECONDS = 900.0
@@ -38,16 +43,39 @@ def seconds_until_next_attempt(retry_after: float | None) -> float:
     Raises:
         InputError: if the setting is no number of seconds above 0.
     """
-    given = os.environ.get(REQUEUE_VARIABLE)
+    given = _seconds_from(REQUEUE_VARIABLE)
+    if given is not None:
+        return given
+    wanted = USUAL_SECONDS if retry_after is None else retry_after
+    return min(max(wanted, SHORTEST_SECONDS), LONGEST_SECONDS)
+
+
+def patience_in_process() -> RetryPolicy:
+    """How long the service is asked again before the process leaves.
+
+    Raises:
+        InputError: if the setting is no number of seconds above 0.
+    """
+    given, usual = _seconds_from(PATIENCE_VARIABLE), RetryPolicy()
     if given is None:
-        wanted = USUAL_SECONDS if retry_after is None else retry_after
-        return min(max(wanted, SHORTEST_SECONDS), LONGEST_SECONDS)
+        return usual
+    return replace(
+        usual,
+        before_first_step=min(given, usual.before_first_step),
+        after_first_step=min(given, usual.after_first_step),
+    )
+
+
+def _seconds_from(variable: str) -> float | None:
+    text = os.environ.get(variable)
+    if text is None:
+        return None
     try:
-        seconds = float(given)
+        seconds = float(text)
     except ValueError:
         seconds = 0.0
     if not 0.0 < seconds <= LONGEST_SECONDS:
-        raise InputError(REQUEUE_VARIABLE, given, f"seconds, at most {LONGEST_SECONDS:.0f}")
+        raise InputError(variable, text, f"seconds above 0, at most {LONGEST_SECONDS:.0f}")
     return seconds
 
 
