@@ -110,3 +110,10 @@ def execution(document: Document, *, sdpo: Document | None = None, **changes: An
     }  # fmt: skip
     made["evaluation"] |= {"items": 2, "max_tokens": 24}
     return made | copy.deepcopy(changes) | {"spec_sha256": digest(document)}
+
+
+def hybrid_execution(document: Document) -> Document:
+    """GRPO's advantage mixed with that of the frozen initial teacher."""
+    return execution(
+        document, sdpo={"kind": "sdpo_hybrid", "grpo_weight": 0.25, "teacher": "initial"}
+    )

@@ -1,9 +1,9 @@
 """A run in a process of its own that is killed at a chosen moment.
 
-    python -m tests.flows.victim URL FOLDER MOMENT
+    python -m tests.flows.victim URL FOLDER MOMENT [SPEC]
 
-MOMENT is ``event:NAME:PHASE:N`` (at the Nth such event of the ledger, once it is written),
-``write:N`` (at the Nth write of this process, before or after it takes place), or ``never``.
+SPEC is ``tiny`` (as if it were left out) or ``retail``. MOMENT is ``event:NAME:PHASE:N`` (at the Nth such event of the ledger, once it is written),
+``part:FOLDER:N`` (once the Nth part of that kind is kept), ``write:N`` (at the Nth write of this process, before or after it takes place), or ``never``.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 from evidence.local_store import LocalStore
 from evidence.run_files import RunFiles
 from flows.run import run_comparison
+from tests.flows import retail_spec
 from tests.flows.conftest import make_plan
 
 WRITES = ("append_line", "write_new", "replace")
@@ -65,13 +66,38 @@ def die_at_write(number: int) -> None:
         wrap(method)
 
 
-def main(url: str, folder: str, moment: str) -> None:
+def die_at_part(folder: str, number: int) -> None:
+    write = RunFiles.write_bytes
+    seen = 0
+
+    def wrapped(self: RunFiles, path: str, data: bytes) -> str:
+        nonlocal seen
+        written = write(self, path, data)
+        seen += path.startswith(f"{folder}/")
+        if seen == number:
+            die()
+        return written
+
+    RunFiles.write_bytes = wrapped  # type: ignore[method-assign]
+
+
+def plan_options(name: str) -> dict[str, Any]:
+    """What a plan of the named spec is made of."""
+    if name == "tiny":
+        return {}
+    document = retail_spec.spec()
+    return {"document": document, "execution": retail_spec.hybrid_execution(document)}
+
+
+def main(url: str, folder: str, moment: str, spec: str = "tiny") -> None:
     kind, *rest = moment.split(":")
     if kind == "event":
         die_at_event(rest[0], rest[1], int(rest[2]))
+    elif kind == "part":
+        die_at_part(rest[0], int(rest[1]))
     elif kind == "write":
         die_at_write(int(rest[0]))
-    run_comparison(make_plan(Path(folder), url))
+    run_comparison(make_plan(Path(folder), url, **plan_options(spec)))
 
 
 if __name__ == "__main__":
