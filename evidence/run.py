@@ -289,6 +289,13 @@ class Run(RunFiles):
                 for name in archive.namelist()
             }
 
+    def read_part_rows(
+        self, arm: str, phase: str, step: int | str, group: int, *, folder: str = GROUPS
+    ) -> dict[str, list[dict[str, Any]]]:
+        """Return the rows of a part by table, text as it was before the escape."""
+        tables = self.read_part(arm, phase, step, group, folder=folder)
+        return {name: _rows_of(table_schema(name), table) for name, table in tables.items()}
+
     def parts(self, arm: str, phase: str, step: int | str, *, folder: str = GROUPS) -> list[int]:
         """Return the groups of a step that are finished, sorted."""
         place = _part_path(arm, phase, step, 0, folder).rpartition("/")[0]

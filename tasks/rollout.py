@@ -9,7 +9,7 @@ import torch
 
 from envs.protocols import Episode, Sampler
 from evidence.canonical import canonical_bytes, digest
-from evidence.run import TableRef
+from evidence.run import EPISODES, TableRef
 from losses.advantages import group_advantages as registered_advantages
 from losses.advantages import group_mean_advantages
 from tasks.arms import ArmPlan
@@ -87,34 +87,26 @@ class GroupSampling:
     async def sample(self, group: int, item_id: str, sampler: Sampler) -> None:
         """Sample and grade one group and keep it.
 
+        Episodes of several turns are kept one by one as they end, so that a slow one, or a kill,
+        costs no finished one.
+
         Raises:
-            ServiceOutage: if the simulator or the judge failed; nothing of the group is kept.
+            ServiceOutage: if the simulator or the judge failed; that episode is not kept.
         """
         ctx = self._ctx
-        seeds = [self._seed(group, sample) for sample in range(ctx.execution.rollout.group_size)]
         episodes = await settle_all(
             [
-                ctx.environment.run_episode(
-                    item_id, sampler, settings=ctx.rollout_settings, seed=seed
-                )
-                for seed in seeds
+                self._episode(group, sample, item_id, sampler)
+                for sample in range(ctx.execution.rollout.group_size)
             ]
         )
-        require_graded(episodes)
-        advantages = group_advantages(self._arm, [episode.reward for episode in episodes])
-        tables: dict[str, list[dict[str, Any]]] = {"rollouts": [], "tokens": [], "turns": []}
-        for sample, (episode, seed, advantage) in enumerate(
-            zip(episodes, seeds, advantages, strict=True)
-        ):
-            place = self._place(group, sample)
-            tables["rollouts"].append(
-                place | rollout_row(episode, seed, advantage, policy_version=self._version)
-            )
-            of_tokens = None if self._arm.distils else advantage
-            tables["tokens"] += [place | row for row in token_rows(episode, of_tokens)]
-            tables["turns"] += [place | row for row in turn_rows(episode)]
-        kept = {name: rows for name, rows in tables.items() if rows}
-        ctx.run.write_part(self._arm.name, self._phase, self._step, group, kept)
+        rewards = [tables["rollouts"][0]["reward"] for tables in episodes]
+        merged: dict[str, list[dict[str, Any]]] = {}
+        for tables, advantage in zip(episodes, group_advantages(self._arm, rewards), strict=True):
+            self._give(tables, advantage)
+            for name, rows in tables.items():
+                merged.setdefault(name, []).extend(rows)
+        ctx.run.write_part(self._arm.name, self._phase, self._step, group, merged)
         ctx.tell(
             "sampling",
             arm=self._arm.name,
@@ -122,6 +114,40 @@ class GroupSampling:
             total=ctx.execution.rollout.groups,
             message=f"{self._phase} step {self._step}",
         )
+
+    async def _episode(
+        self, group: int, sample: int, item_id: str, sampler: Sampler
+    ) -> dict[str, list[dict[str, Any]]]:
+        """Rows of one episode by table, without its advantage; a kept one is not played again."""
+        ctx = self._ctx
+        where = (self._arm.name, self._phase, self._step)
+        number = group * ctx.execution.rollout.group_size + sample
+        keeps = ctx.execution.rollout.max_turns > 1
+        if keeps and number in ctx.run.parts(*where, folder=EPISODES):
+            return ctx.run.read_part_rows(*where, number, folder=EPISODES)
+        seed = self._seed(group, sample)
+        episode = await ctx.environment.run_episode(
+            item_id, sampler, settings=ctx.rollout_settings, seed=seed
+        )
+        require_graded([episode])
+        place = self._place(group, sample)
+        row = rollout_row(episode, seed, 0.0, policy_version=self._version)
+        tables = {
+            "rollouts": [place | row],
+            "tokens": [place | row for row in token_rows(episode)],
+            "turns": [place | row for row in turn_rows(episode)],
+        }
+        found = {name: rows for name, rows in tables.items() if rows}
+        if keeps:
+            ctx.run.write_part(*where, number, found, folder=EPISODES)
+        return found
+
+    def _give(self, tables: dict[str, list[dict[str, Any]]], advantage: float) -> None:
+        """Write an episode's advantage into its rows; a teacher gives the tokens theirs later."""
+        tables["rollouts"][0]["advantage"] = advantage
+        if not self._arm.distils:
+            for row in tables["tokens"]:
+                row["advantage"] = advantage if row["loss_mask"] else None
 
     def _seed(self, group: int, sample: int) -> int:
         return self._arm.sampling_seed(
@@ -186,13 +212,8 @@ def _info(episode: Episode) -> str:
     return canonical_bytes(facts).decode("ascii")
 
 
-def token_rows(episode: Episode, advantage: float | None) -> list[dict[str, Any]]:
-    """Rows of `tokens` without their key: the whole sequence, prompt included.
-
-    Args:
-        episode: the episode.
-        advantage: of each trained token; None where a teacher gives them later.
-    """
+def token_rows(episode: Episode) -> list[dict[str, Any]]:
+    """Rows of `tokens` without their key and advantages: the whole sequence, prompt included."""
     return [
         {
             "position": position,
@@ -200,7 +221,7 @@ def token_rows(episode: Episode, advantage: float | None) -> list[dict[str, Any]
             "token_id": token,
             "loss_mask": trained,
             "sampling_logprob": logprob,
-            "advantage": advantage if trained else None,
+            "advantage": None,
             "teacher_logprob": None,
         }
         for position, (turn, token, trained, logprob) in enumerate(
