@@ -1,8 +1,8 @@
 """A headless Chromium, driven over its own debugging protocol: no driver program, no library.
 
-    with browser(folder) as page:
-        page.open("http://127.0.0.1:4200")
-        page.click_text("Deployments")
+with browser(folder) as page:
+    page.open("http://127.0.0.1:4200")
+    page.click_text("Deployments")
 """
 
 from __future__ import annotations
@@ -38,9 +38,7 @@ class Page:
     def send(self, method: str, **params: Any) -> dict[str, Any]:
         """Carry out one command of the protocol and return its result."""
         self._number += 1
-        self._connection.send(
-            json.dumps({"id": self._number, "method": method, "params": params})
-        )
+        self._connection.send(json.dumps({"id": self._number, "method": method, "params": params}))
         while True:
             answer = json.loads(self._connection.recv(timeout=60))
             if answer.get("id") == self._number:
@@ -87,9 +85,7 @@ class Page:
 
     def click_at(self, x: float, y: float) -> None:
         for kind in ("mousePressed", "mouseReleased"):
-            self.send(
-                "Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1
-            )
+            self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def click(self, finder: str, *, seconds: float = 30.0) -> None:
         """Click the middle of the element that a JavaScript expression finds."""
