@@ -137,12 +137,12 @@ _CAPACITY_WORDS = re.compile(
     r"|overloaded|queue is full",
     re.IGNORECASE,
 )
-_LOST_WORDS = re.compile(
-    r"model_lost|model lost|unknown model|unknown session|unknown sampl|unknown request"
-    r"|session (?:not found|has ended|is closed|expired)|model not found|promise (?:has )?expired"
-    r"|holder is closed|serviceclient is closed",
-    re.IGNORECASE,
+_LOST_MODEL = (
+    r"model_lost|model lost|unknown model|unknown session|unknown sampl|model not found"
+    r"|session (?:not found|has ended|is closed|expired)|holder is closed|serviceclient is closed"
 )
+_LOST_MODEL_WORDS = re.compile(_LOST_MODEL, re.IGNORECASE)
+_LOST_WORDS = re.compile(rf"{_LOST_MODEL}|unknown request|promise (?:has )?expired", re.IGNORECASE)
 _CAPACITY_STATUS = frozenset({425, 429, 503})
 _PERMANENT_STATUS = frozenset({400, 401, 402, 405, 409, 411, 413, 415, 422, 501})
 
@@ -179,7 +179,10 @@ def _outside_the_tree(error: BaseException, *, established: bool) -> Failure | N
     """Errors that the SDK raises as plain Python exceptions; the cause says what they are."""
     cause = error.__cause__
     if isinstance(error, RetryableException):
-        kind = FailureKind.LOST_MODEL if _says(_LOST_WORDS, error, cause) else FailureKind.UNKNOWN
+        # The SDK's own words, "Promise expired/broken", stand for any 410 to a poll: the answer is
+        # gone, and the request may have been carried out on a model that is still there.
+        lost = _says(_LOST_MODEL_WORDS, cause)
+        kind = FailureKind.LOST_MODEL if lost else FailureKind.UNKNOWN
         return Failure(kind, _words(error), 410, may_have_happened=True)
     if isinstance(error, RuntimeError) and _says(_LOST_WORDS, error):
         return Failure(FailureKind.LOST_MODEL, _words(error))

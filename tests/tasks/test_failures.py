@@ -13,7 +13,7 @@ from tests.tasks.fakes import failed_future, poll_error, status_error
 
 
 def _retryable(body: object) -> RetryableException:
-    error = RetryableException("promise gone")
+    error = RetryableException("Promise expired/broken for request m:4")
     error.__cause__ = status_error(410, body)
     return error
 
@@ -59,6 +59,7 @@ CASES = [
     (failed_future("worker died"), FailureKind.OUTAGE),
     (TimeoutError("no answer"), FailureKind.UNKNOWN),
     (RetryableException("promise gone"), FailureKind.UNKNOWN),
+    (_retryable({"error": "expired", "message": "request m:4: unknown"}), FailureKind.UNKNOWN),
     (_poisoned(TimeoutError("x")), FailureKind.UNKNOWN),
 ]
 
