@@ -40,6 +40,7 @@ def episode_tables(
     """
     if not any(as_mapping(row.get("outcomes")) for row in found):
         return []
+    found = sorted(found, key=_order)
     heads = tuple(_head(row) for row in found)
     made = (
         EpisodeTable(
@@ -68,6 +69,12 @@ def episode_tables(
         ),
     )
     return [table for table in made if table.rows]
+
+
+def _order(row: Mapping[str, Any]) -> tuple[bool, bool, str, str]:
+    """The base model's evaluation, the arms' evaluations, then what was sampled on the way."""
+    arm, sampled = str(row.get("arm")), row.get("phase") != "eval"
+    return (sampled, arm != row.get("label"), str(row.get("phase")), arm)
 
 
 def _head(row: Mapping[str, Any]) -> str:
