@@ -6,10 +6,11 @@ BIN    := $(VENV)/bin
 TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 \
             DO_NOT_TRACK=1 PREFECT_SERVER_ANALYTICS_ENABLED=false
 
-.PHONY: help demo test test-slow mutants bench check format clean
+.PHONY: help demo ui test test-slow mutants bench check format clean
 
 help:
 	@echo "make demo       run a whole gated comparison on this machine (small real model, no account, no GPU)"
+	@echo "make ui         open the run form: Prefect's page, a worker and the embedded service"
 	@echo "make test       run the tests"
 	@echo "make test-slow  run the longer tests"
 	@echo "make mutants    try wrong versions of the validators and list which test catches each"
@@ -38,6 +39,10 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 demo: $(VENV)/.installed
 	@$(BIN)/gated-rl run arithmetic --service local --run-dir runs --run-id demo || \
 	  { code=$$?; [ $$code -eq 10 ] || [ $$code -eq 11 ] || exit $$code; }
+
+# For options such as --service URL: make ui UI_OPTIONS="--service https://..."
+ui: $(VENV)/.installed
+	@$(BIN)/gated-rl ui --run-dir runs $(UI_OPTIONS)
 
 test: $(VENV)/.installed-dev
 	@$(TEST_ENV) $(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow and not bench and not network"

@@ -14,12 +14,14 @@ def choose_port(option: str, given: int | None, *, usual: int) -> int:
 
     Args:
         option: name of the option, for the message.
-        given: the port that was asked for.
+        given: the port that was asked for; 0 for any that is free.
         usual: the port that is taken without one, unless something listens there.
 
     Raises:
         InputError: if the port that was asked for is taken.
     """
+    if given == 0:
+        return _any_port()
     if given is not None:
         if not _is_free(given):
             raise InputError(option, given, "a port on which nothing listens")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from prefect.blocks.abstract import NotificationBlock
 from prefect.blocks.core import Block
+from pydantic import Field
 
 from flows import notices
 from flows.outcome import Outcome
@@ -27,7 +28,7 @@ LOGGER = logging.getLogger("test")
 class Remembers(NotificationBlock):
     """A block that keeps what it is told."""
 
-    said: list[tuple[str | None, str]] = []
+    said: list[tuple[str | None, str]] = Field(default_factory=list)
 
     async def notify(self, body: str, subject: str | None = None) -> None:  # type: ignore[override]
         self.said.append((subject, body))
