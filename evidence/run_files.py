@@ -195,6 +195,11 @@ class RunFiles:
         known = self._gate_paths().get(gate)
         return GateResult.from_record(self.read_json(known[-1])) if known else None
 
+    def gate_records(self, gate: str) -> list[GateResult]:
+        """Return every record of a gate, oldest first; empty if it was never asked."""
+        paths = self._gate_paths().get(gate, [])
+        return [GateResult.from_record(self.read_json(path)) for path in paths]
+
     def gates(self) -> dict[str, GateResult]:
         """Return the newest record of every gate, by name."""
         return {

@@ -9,6 +9,9 @@ from envs.teacher import TEMPLATE_ID
 from evidence.errors import InputError
 from evidence.execution import ExecutionFile
 
+MAX_FALLBACKS = 2
+"""Fallbacks that have a phase of their own."""
+
 
 def refuse_distillation(execution: ExecutionFile) -> None:
     """Refuse a teacher that cannot be asked as it is registered.
@@ -28,6 +31,7 @@ def refuse_distillation(execution: ExecutionFile) -> None:
             raise InputError(f"arms.{name}.loss.kind", loss, expected)
         if distils:
             _refuse_teacher(f"arms.{name}.advantage", settings, execution)
+    _refuse_fallbacks(execution)
 
 
 def _refuse_teacher(where: str, settings: Any, execution: ExecutionFile) -> None:
@@ -44,3 +48,23 @@ def _refuse_teacher(where: str, settings: Any, execution: ExecutionFile) -> None
     if temperature != 1.0:
         expected = "1.0: a teacher's scores are at temperature 1, and the two are subtracted"
         raise InputError("rollout.temperature", temperature, expected)
+
+
+def _refuse_fallbacks(execution: ExecutionFile) -> None:
+    """Refuse fallbacks that would change nothing, and ones without a bound on trying them."""
+    if not execution.fallbacks:
+        return
+    if execution.calibration is None:
+        raise InputError("calibration", None, "how much the fallbacks may be tried")
+    if len(execution.fallbacks) > MAX_FALLBACKS:
+        raise InputError("fallbacks", len(execution.fallbacks), f"at most {MAX_FALLBACKS}")
+    kinds = {str(execution.advantage_of(name).kind) for name in execution.arms}
+    for index, fallback in enumerate(execution.fallbacks):
+        frozen = fallback.kind == "frozen_initial_teacher"
+        if frozen and not any(kind.startswith("sdpo_") for kind in kinds):
+            expected = "a fallback of an arm with a teacher"
+            raise InputError(f"fallbacks[{index}].kind", fallback.kind, expected)
+        planned = execution.rollout.max_turns
+        if not frozen and (fallback.value is None or fallback.value <= planned):
+            expected = f"more than {planned}, the planned turns"
+            raise InputError(f"fallbacks[{index}].value", fallback.value, expected)

@@ -9,10 +9,8 @@ import numpy as np
 
 from losses.gate_metrics import GateMetric, PilotEvidence, PilotUpdate, measure_all
 from losses.token_arrays import TokenArrays
-from tasks.context import RunContext
+from tasks.context import PILOT, RunContext
 from tasks.teacher_evidence import TeacherEvidence, judge_calls, teacher_evidence
-
-PILOT = "pilot"
 
 
 def activation_metrics(ctx: RunContext, phase: str = PILOT) -> dict[str, GateMetric]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import time
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,9 @@ from tasks.reachability import ServerInfo
 from tasks.service import LoraSettings, Service
 
 T = TypeVar("T")
+
+PILOT = "pilot"
+"""Phase of the pilot as planned."""
 
 
 @dataclass
@@ -83,6 +87,8 @@ class RunContext:
         self.service, self.server = service, server
         self.choices = choices or LaunchChoices()
         self.arms = arm_plans(spec, execution)
+        self.pilot_phase = PILOT
+        self._evaluated_turns = execution.rollout.max_turns
         self._progress = progress
         self._environment: Environment | None = None
         self.tokenizer: Any = None
@@ -104,6 +110,21 @@ class RunContext:
     def has_environment(self) -> bool:
         """Whether the environment has been built."""
         return self._environment is not None
+
+    def variant(self, execution: ExecutionFile) -> RunContext:
+        """This run under other settings; everything else is shared with it."""
+        other = copy.copy(self)
+        other.adopt(execution, pilot_phase=self.pilot_phase)
+        return other
+
+    def adopt(self, execution: ExecutionFile, *, pilot_phase: str) -> None:
+        """Go on under other settings, which a pilot of that phase has measured.
+
+        Held-out items are played as planned whatever the new settings say: the evaluator was frozen
+        before.
+        """
+        self.execution, self.arms = execution, arm_plans(self.spec, execution)
+        self.pilot_phase = pilot_phase
 
     @property
     def limit(self) -> int | None:
@@ -191,7 +212,7 @@ class RunContext:
         return EpisodeSettings(
             max_tokens=evaluation.max_tokens,
             temperature=evaluation.temperature,
-            max_turns=self.execution.rollout.max_turns,
+            max_turns=self._evaluated_turns,
             max_seq_len=self.spec.max_seq_len,
             max_seq_len_policy=self.execution.max_seq_len_policy,
         )

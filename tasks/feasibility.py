@@ -63,8 +63,9 @@ def projection(ctx: RunContext, *, optional: bool) -> dict[str, Any]:
             "setup": _measured(ctx, seconds=spent, units=1, planned=1, samples=0),
             "training": _training(ctx),
             "evaluation": _evaluation(ctx, optional=optional),
+            **_generation_timings(ctx),
         },
-        "generation": None,
+        "generation": _generation(ctx),
         "recovery": {
             "seconds": ctx.execution.feasibility.recovery_seconds,
             "gpu_count": ctx.execution.feasibility.gpu_count,
@@ -73,10 +74,41 @@ def projection(ctx: RunContext, *, optional: bool) -> dict[str, Any]:
     }
 
 
+def _generation(ctx: RunContext) -> dict[str, int] | None:
+    """The yield of generated tasks: all that are trained on were accepted; none is filtered."""
+    found = ctx.run.events("generation")
+    if not found:
+        return None
+    return {
+        "attempted": found[-1]["attempted"],
+        "accepted": found[-1]["accepted"],
+        "target_accepted": found[-1]["accepted"],
+        "filter_samples_per_candidate": 0,
+    }
+
+
+def _generation_timings(ctx: RunContext) -> dict[str, Any]:
+    """What generating and auditing tasks took; the run does either once, as it was timed."""
+    found = ctx.run.events("generation")
+    if not found:
+        return {}
+    units = {"generation": found[-1]["attempted"], "audit": found[-1]["audited"]}
+    return {
+        name: _measured(
+            ctx,
+            seconds=found[-1]["seconds"][name],
+            units=count,
+            planned=count,
+            samples=0,
+        )
+        for name, count in units.items()
+    }
+
+
 def _training(ctx: RunContext) -> dict[str, Any]:
     """Arm-steps, timed with all arms side by side."""
     arms = len(ctx.trained_arms)
-    timed = ctx.timings(what=JOINT_STEP)
+    timed = ctx.timings(what=JOINT_STEP, phase=ctx.pilot_phase)
     seconds = timed[0]["seconds"] if timed else 0.0
     samples = timed[0]["samples"] if timed else 0
     units = timed[0]["units"] if timed else 0

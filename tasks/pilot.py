@@ -17,51 +17,51 @@ from evidence.canonical import canonical_bytes, digest
 from evidence.gate import GateResult, SourceRef
 from losses.errors import LossInputError
 from tasks.activation_values import activation_metrics
-from tasks.context import RunContext, settle_all
+from tasks.context import PILOT, RunContext, settle_all
 from tasks.gate_answer import GateAnswer
 from tasks.learner import Learner
 from tasks.restoration import digest_of_file
 from tasks.training import run_step
 
-PHASE = "pilot"
 JOINT_STEP = "joint_step"
 _BEAT = "joint_step_running"
 _BEAT_SECONDS = 10.0
 
 
-async def run_pilot(ctx: RunContext, init_uri: str) -> None:
+async def run_pilot(ctx: RunContext, init_uri: str, phase: str = PILOT) -> None:
     """Train the piloted arms for the planned steps, and the others for one, and release them.
 
-    Reads and writes: tables of the phase ``pilot``. Calls the service. Safe to repeat: finished
+    Reads and writes: tables of the phase. Calls the service. Safe to repeat: finished
     groups and updates are not done again.
     """
-    learners = [Learner(ctx, arm, phase=PHASE, init_uri=init_uri) for arm in ctx.trained_arms]
+    learners = [Learner(ctx, arm, phase=phase, init_uri=init_uri) for arm in ctx.trained_arms]
     try:
-        if not ctx.timings(what=JOINT_STEP):
-            await _joint_step(ctx, learners)
+        if not ctx.timings(what=JOINT_STEP, phase=phase):
+            await _joint_step(ctx, learners, phase)
         piloted = [one for one in learners if one.arm.name in ctx.execution.pilot.arms]
         await settle_all([_rest(ctx, learner) for learner in piloted])
     finally:
         for learner in learners:
             await learner.drop()
-    ctx.run.append("pilot_released", arms=[learner.arm.name for learner in learners])
+    arms = [learner.arm.name for learner in learners]
+    ctx.run.append("pilot_released", arms=arms, phase=phase)
 
 
-async def _joint_step(ctx: RunContext, learners: Sequence[Learner]) -> None:
+async def _joint_step(ctx: RunContext, learners: Sequence[Learner], phase: str) -> None:
     """Every arm's first step side by side, timed with all of its tries.
 
     What an interrupted try had finished is not done again, so its time counts too.
     """
     count, size = len(learners), ctx.execution.rollout.batch_size
-    earlier = sum(event["seconds"] for event in ctx.run.events(_BEAT))
-    with ctx.timed("all", PHASE, 0, JOINT_STEP, units=count, samples=count * size) as timer:
+    earlier = sum(e["seconds"] for e in ctx.run.events(_BEAT) if e["phase"] == phase)
+    with ctx.timed("all", phase, 0, JOINT_STEP, units=count, samples=count * size) as timer:
         timer.earlier = earlier
-        async with _beating(ctx):
+        async with _beating(ctx, phase):
             await settle_all([run_step(ctx, learner, 0) for learner in learners])
 
 
 @asynccontextmanager
-async def _beating(ctx: RunContext) -> AsyncIterator[None]:
+async def _beating(ctx: RunContext, phase: str) -> AsyncIterator[None]:
     """Keep in the ledger that time passes, each beat ahead of the seconds that it stands for.
 
     A killed try is thereby counted as at most one beat too long, and never as too short.
@@ -69,7 +69,7 @@ async def _beating(ctx: RunContext) -> AsyncIterator[None]:
 
     async def beat() -> None:
         while True:
-            ctx.run.append(_BEAT, attempt=ctx.run.attempt, seconds=_BEAT_SECONDS)
+            ctx.run.append(_BEAT, attempt=ctx.run.attempt, seconds=_BEAT_SECONDS, phase=phase)
             await ctx.service.clock.sleep(_BEAT_SECONDS)
 
     beating = asyncio.create_task(beat())
@@ -85,7 +85,7 @@ async def _rest(ctx: RunContext, learner: Learner) -> None:
     steps = pilot_steps(ctx)
     for step in range(steps):
         await run_step(ctx, learner, step)
-        ctx.tell(PHASE, arm=learner.arm.name, done=step + 1, total=steps)
+        ctx.tell(learner.phase, arm=learner.arm.name, done=step + 1, total=steps)
 
 
 def pilot_steps(ctx: RunContext) -> int:
@@ -94,18 +94,18 @@ def pilot_steps(ctx: RunContext) -> int:
     return planned if ctx.limit is None else min(planned, ctx.limit)
 
 
-async def check_activation(ctx: RunContext, init_uri: str) -> GateAnswer:
+async def check_activation(ctx: RunContext, init_uri: str, phase: str = PILOT) -> GateAnswer:
     """Run the pilot and hold every prespecified diagnostic against its range.
 
     A loss that cannot be computed on the pilot's tokens fails the gate with its words; it is never
     a reason to skip it.
     """
     try:
-        await run_pilot(ctx, init_uri)
+        await run_pilot(ctx, init_uri, phase)
     except LossInputError as error:
         reason = f"the loss cannot be computed: {error}"
         return GateAnswer(GateResult(gate="activation", status="failed", reasons=(reason,)))
-    report = calibration(ctx)
+    report = calibration(ctx, phase)
     name = f"activation-calibration-{digest(report)[:12]}.json"
     path = ctx.run.write_file(name, canonical_bytes(report) + b"\n")
     ctx.run.append("activation_calibration", report=report)
@@ -123,15 +123,16 @@ def _original_gate(ctx: RunContext, report: dict[str, Any]) -> dict[str, Any]:
     return {"original_activation_gate": original.to_record()}
 
 
-def calibration(ctx: RunContext) -> dict[str, Any]:
-    """What the pilot measured, in the contract's form."""
+def calibration(ctx: RunContext, phase: str = PILOT) -> dict[str, Any]:
+    """What the pilot of a phase measured, in the contract's form."""
     rollout = ctx.execution.rollout
     note = (
+        f"{phase}: "
         f"{pilot_steps(ctx)} rollout steps of {', '.join(ctx.execution.pilot.arms)} from the "
         f"initialization checkpoint; {rollout.groups} groups of {rollout.group_size}, "
         f"{rollout.minibatches} minibatches x {rollout.epochs} epochs; clients released"
     )
-    metrics = activation_metrics(ctx)
+    metrics = activation_metrics(ctx, phase)
     return {
         "values": {name: found.value for name, found in metrics.items() if found.reason is None},
         "note": note,
