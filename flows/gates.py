@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from evidence.gate import GateResult
 from evidence.result import StructuredResult
 from flows import steps
+from flows.activation import pass_activation
 from tasks.context import RunContext
 from tasks.evaluation import BASE, Subject, mean_scores
 from tasks.gate_answer import GateAnswer
@@ -41,26 +42,32 @@ class Gatekeeper:
         """
         known = self._ctx.run.gate(gate)
         if known is None:
-            self._ctx.tell("gate", f"{gate}: asking")
-            answer = await step()
-            for name, value in answer.blocks.items():
-                self._result.post_block(name, value)
-            known = answer.result
-            self._ctx.run.write_gate(known)
-            self._ctx.run.append(
-                "gate", gate=gate, status=known.status, reasons=list(known.reasons)
-            )
-        self._ctx.tell("gate", f"{gate}: {known.status}")
-        self._act(known)
+            known = await self.put(gate, step)
+        self.act(known)
         return known
 
-    def _act(self, answer: GateResult) -> None:
+    async def put(self, gate: str, step: Callable[[], Awaitable[GateAnswer]]) -> GateResult:
+        """Ask the gate, also where it has answered before, and keep what it says."""
+        self._ctx.tell("gate", f"{gate}: asking")
+        answer = await step()
+        for name, value in answer.blocks.items():
+            self._result.post_block(name, value)
+        known = answer.result
+        self._ctx.run.write_gate(known)
+        self._ctx.run.append("gate", gate=gate, status=known.status, reasons=list(known.reasons))
+        return known
+
+    def act(self, answer: GateResult) -> None:
         """Let the run go on, or stop it.
 
         Accepting is by gate: the records do not tell what a service cannot report from what was
         not measured for another reason. All reasons that were accepted are kept in the ledger, and
         no verdict is definitive after any of them.
+
+        Raises:
+            GateStopped: if the gate refuses.
         """
+        self._ctx.tell("gate", f"{answer.gate}: {answer.status}")
         if answer.may_proceed:
             return
         if answer.status == "unverified" and answer.gate in self._ctx.accept_unverified:
@@ -97,7 +104,7 @@ async def pass_gates(ctx: RunContext, result: StructuredResult) -> dict[str, Lea
         await gate.ask("forced_checks", lambda: steps.FORCED_CHECKS(ctx, init_uri))
     await gate.ask("evaluator", lambda: steps.EVALUATOR(ctx))
     await evaluate_base(ctx, result)
-    await gate.ask("activation", lambda: steps.ACTIVATION(ctx, init_uri))
+    await pass_activation(gate, ctx, result, init_uri, learners.values())
     await gate.ask("feasibility", lambda: steps.FEASIBILITY(ctx))
     return learners
 

@@ -8,6 +8,7 @@ from tasks import (
     diagnostic_initial,
     diagnostic_sentinels,
     evaluation,
+    fallbacks,
     feasibility,
     forced_checks,
     initialization,
@@ -30,6 +31,7 @@ RESTORATION = RunTask(restoration.check_restoration, name="restoration-preflight
 FORCED_CHECKS = RunTask(forced_checks.check_forced, name="forced-checks")
 EVALUATOR = RunTask(evaluation.check_canaries, name="evaluator")
 ACTIVATION = RunTask(pilot.check_activation, name="activation-pilot")
+CALIBRATION = RunTask(fallbacks.try_fallback, name="activation-calibration")
 FEASIBILITY = RunTask(feasibility.check_feasibility, name="feasibility")
 ROLLOUT = RunTask(rollout.sample_rollout, name="rollout")
 RESCORING = RunTask(rescoring.rescore_rollout, name="rescoring")
