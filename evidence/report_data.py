@@ -19,7 +19,8 @@ from evidence.values import as_list, as_mapping, spec_mapping
 from evidence.verdict_inputs import final_verdict, judge_decision, newest_gates, roles_of
 
 GATE_ORDER = (
-    *("spec_preflight", "service_probe", "generation_audit", "correctness", "restoration"),
+    *("spec_preflight", "service_probe", "conformance", "generation_audit", "correctness"),
+    *("restoration", "forced_checks"),
     *("evaluator", "activation", "feasibility"),
 )
 """The order in which gates are asked; others follow by name."""
