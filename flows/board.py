@@ -162,7 +162,10 @@ class Board:
 
     def _verdict(self, result: Mapping[str, Any]) -> Page | None:
         if result.get("status") not in ("succeeded", "failed"):
-            return None
+            if self._run.attempt == 1:
+                return None
+            words = f"None yet: attempt {self._run.attempt} is going on."
+            return Page("verdict", "Verdict", words)
         verdict = markdown_text(result.get("verdict"))
         reason = str(result.get("outcome_reason", "")).replace("_", " ")
         lines = [f"**{verdict}** ({markdown_text(reason)})", "", markdown_text(result["summary"])]

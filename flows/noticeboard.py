@@ -1,8 +1,8 @@
 """Keeps a flow run's artifacts up to date while the run works.
 
 The pages are made from the run directory (`flows.board`), so they say what is kept, not what was
-meant. Each is one artifact that is changed in place; a later process of the same flow run adds a
-version. Whatever goes wrong here is logged and never hurts the run.
+meant. Each is one artifact that is changed in place, by later processes of the same flow run too.
+Whatever goes wrong here is logged and never hurts the run.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ import hashlib
 import logging
 import re
 from collections.abc import AsyncIterator
+from typing import Any
 from uuid import UUID
 
 from prefect.artifacts import acreate_markdown_artifact, acreate_progress_artifact
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactUpdate
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
+from prefect.context import FlowRunContext
 
 from evidence.errors import InputError
 from evidence.run import Run
@@ -42,8 +45,8 @@ class Noticeboard:
         self._run_path, self._slug, self._logger = run_path, key_of(run_id), logger
         self._board: Board | None = None
         self._run: Run | None = None
-        self._shown: dict[str, tuple[UUID, str]] = {}
-        self._progress: tuple[UUID, tuple[float, str]] | None = None
+        self._made: dict[str, UUID] | None = None
+        self._shown: dict[str, tuple[Any, str]] = {}
         self._said = ""
         self._logged: dict[str, str] = {}
 
@@ -70,31 +73,33 @@ class Noticeboard:
     @contextlib.asynccontextmanager
     async def kept(self) -> AsyncIterator[None]:
         """Keep the artifacts up to date for the length of a block, and once more at its end."""
-        work = asyncio.create_task(self._keep())
+        ended = asyncio.Event()
+        work = asyncio.create_task(self._keep(ended))
         try:
             yield
         finally:
-            work.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await work
+            ended.set()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.show(), _FINAL_SECONDS)
+                await asyncio.wait_for(work, _FINAL_SECONDS)
 
     async def show(self) -> None:
         """Bring every artifact up to date. Trouble is logged, never raised."""
         try:
             pages, done = await asyncio.to_thread(self._look)
+            if self._run is None:
+                return
+            await self._show("progress", done, self._said or "started")
             for page in pages:
-                await self._show_page(page)
-            if self._run is not None:
-                await self._show_progress(done)
+                await self._show(page.kind, _bounded(page.markdown), page.title)
         except Exception as error:  # noqa: BLE001 - showing is a convenience, the run is not
             self._logger.warning("artifacts are not up to date: %s", error)
 
-    async def _keep(self) -> None:
-        while True:
+    async def _keep(self, ended: asyncio.Event) -> None:
+        while not ended.is_set():
             await self.show()
-            await asyncio.sleep(EVERY_SECONDS)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(ended.wait(), EVERY_SECONDS)
+        await self.show()
 
     def _look(self) -> tuple[list[Page], float]:
         if self._run is None:
@@ -105,36 +110,53 @@ class Noticeboard:
             self._board = Board(self._run, Links.of(self._run))
         return (self._board.pages() if self._board else []), percent_done(self._run)
 
-    async def _show_page(self, page: Page) -> None:
-        text = page.markdown
-        if len(text) > LONGEST_PAGE:
-            text = f"{text[: text.rindex(chr(10), 0, LONGEST_PAGE)]}\n\n(cut: the rest is in the run directory)"
-        digest = hashlib.sha256(text.encode()).hexdigest()
-        known = self._shown.get(page.kind)
-        if known is not None and known[1] == digest:
+    async def _show(self, kind: str, data: float | str, description: str) -> None:
+        """Make an artifact, or change it where it shows something else."""
+        if self._shown.get(kind) == (data, description):
             return
-        if known is None:
-            made = await acreate_markdown_artifact(
-                markdown=text, key=f"{self._slug}-{page.kind}", description=page.title
-            )
-            self._shown[page.kind] = (made, digest)
-            return
-        async with get_client() as client:
-            await client.update_artifact(known[0], ArtifactUpdate(data=text))
-        self._shown[page.kind] = (known[0], digest)
-
-    async def _show_progress(self, done: float) -> None:
-        state = (done, self._said)
-        if self._progress is None:
-            made = await acreate_progress_artifact(
-                progress=done, key=f"{self._slug}-progress", description=self._said or "started"
-            )
-            self._progress = (made, state)
-        elif self._progress[1] != state:
-            update = ArtifactUpdate(data=done, description=self._said)
+        made = await self._known()
+        if kind in made:
             async with get_client() as client:
-                await client.update_artifact(self._progress[0], update)
-            self._progress = (self._progress[0], state)
+                update = ArtifactUpdate(data=data, description=description)
+                await client.update_artifact(made[kind], update)
+        elif isinstance(data, str):
+            made[kind] = await acreate_markdown_artifact(
+                markdown=data, key=self._key(kind), description=description
+            )
+        else:
+            made[kind] = await acreate_progress_artifact(
+                progress=data, key=self._key(kind), description=description
+            )
+        self._shown[kind] = (data, description)
+
+    async def _known(self) -> dict[str, UUID]:
+        """The artifacts by kind, those of earlier processes of this flow run among them."""
+        if self._made is None:
+            context = FlowRunContext.get()
+            flow_run = None if context is None else context.flow_run
+            self._made = {} if flow_run is None else await self._of_earlier(flow_run.id)
+        return self._made
+
+    async def _of_earlier(self, flow_run_id: UUID) -> dict[str, UUID]:
+        wanted = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[flow_run_id]))
+        async with get_client() as client:
+            found = await client.read_artifacts(artifact_filter=wanted)
+        start = self._key("")
+        return {
+            one.key.removeprefix(start): one.id
+            for one in found
+            if one.key is not None and one.key.startswith(start)
+        }
+
+    def _key(self, kind: str) -> str:
+        return f"{self._slug}-{kind}"
+
+
+def _bounded(text: str) -> str:
+    if len(text) <= LONGEST_PAGE:
+        return text
+    kept = text[: text.rindex("\n", 0, LONGEST_PAGE)]
+    return f"{kept}\n\n(cut: the rest is in the run directory)"
 
 
 def key_of(run_id: str) -> str:
