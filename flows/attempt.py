@@ -7,8 +7,8 @@ result stands.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -24,7 +24,7 @@ from evidence.spec import Spec
 from flows import notices
 from flows.flow_lock import FlowRunTaken, carrying_out
 from flows.launch import LaunchRequest, make_plan, read_request
-from flows.noticeboard import Noticeboard
+from flows.noticeboard import Logger, Noticeboard
 from flows.outcome import ExitKind, Outcome
 from flows.requeue import (
     AWAITING_CAPACITY,
@@ -59,6 +59,20 @@ async def flow_run_of_deployment() -> FlowRun | None:
     return flow_run if flow_run is not None and flow_run.deployment_id is not None else None
 
 
+@contextlib.contextmanager
+def only_process(run_dir: str, flow_run: FlowRun) -> Iterator[None]:
+    """Carry out a flow run of a deployment, unless another process does.
+
+    Raises:
+        Abort: if another one does; the engine then ends this process without a word.
+    """
+    try:
+        with carrying_out(run_dir, flow_run.id):
+            yield
+    except FlowRunTaken as taken:
+        raise Abort(str(taken)) from None
+
+
 class Attempt:
     """One attempt.
 
@@ -74,11 +88,11 @@ class Attempt:
         request: LaunchRequest,
         service: ServiceSettings,
         *,
-        logger: Any,
+        logger: Logger,
         progress: Progress,
     ) -> None:
         self._request, self._service, self._progress = request, service, progress
-        self._logger: logging.Logger = logger
+        self._logger = logger
         self._path = f"{request.run_dir.rstrip('/')}/{request.run_id}"
         self._board = Noticeboard(self._path, run_id=request.run_id, logger=self._logger)
 
@@ -102,12 +116,10 @@ class Attempt:
             InputError: if the request cannot be carried out.
         """
         try:
-            with carrying_out(self._request.run_dir, flow_run.id):
+            with only_process(self._request.run_dir, flow_run):
                 async with self._board.kept():
                     outcome = await self._outcome(flow_run)
                 return await self._end(outcome, flow_run)
-        except FlowRunTaken as taken:
-            raise Abort(str(taken)) from None
         except ConflictError as conflict:
             if conflict.field in _HELD_FIELDS and "://" in self._request.run_dir:
                 # The lease of an object store: most likely another process of this flow run.

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from prefect import flow
+from prefect import flow, get_run_logger
 
+from flows.attempt import flow_run_of_deployment, only_process
 from flows.diagnose import carry_out_diagnostic
 from flows.diagnostic_plan import DiagnosticRequest, make_diagnostic_plan
 from flows.form import (
@@ -21,6 +22,9 @@ from flows.form import (
     service_from,
     text_of,
 )
+from flows.noticeboard import Noticeboard
+from tasks.progress import Progress, silent
+from tasks.service_settings import ServiceSettings
 
 
 @flow(name="diagnostic", persist_result=False, validate_parameters=True)
@@ -62,5 +66,19 @@ async def diagnostic(  # noqa: PLR0913 - flat parameters are what a run form sho
         profile=profile_file or (None if chosen == AS_WRITTEN else chosen),
         earlier=from_run,
     )
-    plan = await make_diagnostic_plan(request, service_from(service, None))
+    chosen_service = service_from(service, None)
+    flow_run = await flow_run_of_deployment()
+    if flow_run is None:
+        return await _carried_out(request, chosen_service, silent)
+    path = f"{run_dir.rstrip('/')}/{run_id}"
+    board = Noticeboard(path, run_id=run_id, logger=get_run_logger())
+    with only_process(run_dir, flow_run):
+        async with board.kept():
+            return await _carried_out(request, chosen_service, board.listener(silent))
+
+
+async def _carried_out(
+    request: DiagnosticRequest, service: ServiceSettings, progress: Progress
+) -> dict[str, Any]:
+    plan = await make_diagnostic_plan(request, service, progress=progress)
     return (await carry_out_diagnostic(plan)).to_record()

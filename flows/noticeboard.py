@@ -13,7 +13,7 @@ import hashlib
 import logging
 import re
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, TypeAlias
 from uuid import UUID
 
 from prefect.artifacts import acreate_markdown_artifact, acreate_progress_artifact
@@ -30,6 +30,7 @@ from tasks.progress import Progress, ProgressEvent
 EVERY_SECONDS = 5.0
 LONGEST_PAGE = 400_000
 _FINAL_SECONDS = 60.0
+Logger: TypeAlias = "logging.Logger | logging.LoggerAdapter[Any]"
 
 
 class Noticeboard:
@@ -41,7 +42,7 @@ class Noticeboard:
         logger: of the flow run.
     """
 
-    def __init__(self, run_path: str, *, run_id: str, logger: logging.Logger) -> None:
+    def __init__(self, run_path: str, *, run_id: str, logger: Logger) -> None:
         self._run_path, self._slug, self._logger = run_path, key_of(run_id), logger
         self._board: Board | None = None
         self._run: Run | None = None

@@ -7,7 +7,6 @@ Whoever wants notices makes a block on the Prefect server (Slack, Teams, a webho
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from typing import Any
 
@@ -15,6 +14,7 @@ import prefect.blocks.notifications  # noqa: F401 - registers the blocks that a 
 from prefect.blocks.abstract import NotificationBlock
 from prefect.blocks.core import Block
 
+from flows.noticeboard import Logger
 from flows.outcome import Outcome
 
 BLOCK_VARIABLE = "GATED_RL_NOTIFY"
@@ -22,7 +22,7 @@ BLOCK_VARIABLE = "GATED_RL_NOTIFY"
 _SECONDS = 20.0
 
 
-async def tell(outcome: Outcome, *, run_id: str, logger: logging.Logger, more: str = "") -> bool:
+async def tell(outcome: Outcome, *, run_id: str, logger: Logger, more: str = "") -> bool:
     """Send a notice of how an attempt ended, if a block was named.
 
     Trouble is logged and never raised.
