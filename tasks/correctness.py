@@ -26,18 +26,15 @@ from tasks.advantage_parity import (
     teacher_scores,
 )
 from tasks.arms import ArmPlan
-from tasks.builtin_loss import builtin_loss
+from tasks.builtin_comparison import compare_with_builtin
 from tasks.context import RunContext
-from tasks.datums import TrainedSequence, builtin_datum_of, datum_of, loss_inputs_of
-from tasks.failures import PermanentServiceError
+from tasks.datums import TrainedSequence, datum_of, loss_inputs_of
 from tasks.fixed_inputs import fixed_batch, forced_inputs, stale
 from tasks.gate_answer import GateAnswer
 from tasks.minibatch import loss_of
 from tasks.parity_measurements import (
     Comparison,
     GradientProbe,
-    against_builtin_step,
-    against_builtin_value,
     against_reference,
     packed_against_unpacked,
     served_sums,
@@ -226,37 +223,19 @@ def _inputs_of(
 async def _against_builtin(
     ctx: RunContext, loss: Mapping[str, Any], found: Served
 ) -> list[Comparison]:
-    """The baseline's loss against the built-in one, each on a client of its own, one step each."""
-    stock = builtin_loss(loss)
-    if stock is None:
-        ctx.run.append("builtin_not_compared", reason=f"no built-in loss computes {loss}")
-        return []
-    (name, config), batch = stock, found.batch
-    ours = await ctx.service.create_trainer(_plain(ctx.lora), label="correctness-custom")
-    theirs = await ctx.service.create_trainer(_plain(ctx.lora), label="correctness-builtin")
-    try:
-        probe = GradientProbe(loss, [loss_inputs_of(sequence) for sequence in batch])
-        await ours.forward_backward_custom([datum_of(sequence) for sequence in batch], probe)
-        stock_batch = batch if _distilled(ctx) is None else cookbook_rewarded(batch)
-        builtin = [builtin_datum_of(sequence) for sequence in stock_batch]
-        metrics = await theirs.forward_backward(builtin, name, config)
-        await ours.optim_step(ctx.adam)
-        await theirs.optim_step(ctx.adam)
-        plain = [datum_of(sequence) for sequence in batch]
-        moved, moved_stock = await ours.forward(plain), await theirs.forward(plain)
-        again = await theirs.forward(plain)
-    except PermanentServiceError as error:
-        ctx.run.append("builtin_not_compared", reason=str(error))
-        return []
-    finally:
-        await ours.close()
-        await theirs.close()
-    compared = against_builtin_value(probe, metrics)
-    if all(map(np.array_equal, moved_stock, again)):
-        compared.append(against_builtin_step(found.before, moved, moved_stock))
-    else:
-        ctx.run.append("builtin_not_compared", reason="the service does not repeat its own scores")
-    return compared
+    """The baseline's loss against the built-in one; with a teacher, against stock advantages."""
+
+    async def open_trainer(label: str) -> Trainer:
+        return await ctx.service.create_trainer(_plain(ctx.lora), label=label)
+
+    return await compare_with_builtin(
+        ctx,
+        loss,
+        found.batch,
+        stock_batch=found.batch if _distilled(ctx) is None else cookbook_rewarded(found.batch),
+        before=found.before,
+        open_trainer=open_trainer,
+    )
 
 
 def _report(

@@ -1,0 +1,180 @@
+"""The baseline's custom loss against the service's built-in one: its value, and what a step does.
+
+Gradients are not returned by the protocol. They are seen in how far one step moves the
+log-probabilities of the batch. Adam's own first step would be a poor instrument: it has the size of
+the learning rate wherever a gradient is, so that a component of 1e-9 that two correct paths round
+to different signs counts as much as the largest. With an epsilon far above every gradient the step
+is gradient descent, and the movement is as large as the gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tinker
+from numpy.typing import NDArray
+
+from tasks.builtin_loss import builtin_loss
+from tasks.conformance_bench import EPSILON
+from tasks.context import RunContext
+from tasks.datums import TrainedSequence, builtin_datum_of, datum_of, loss_inputs_of
+from tasks.failures import PermanentServiceError
+from tasks.parity_measurements import (
+    Comparison,
+    GradientProbe,
+    against_builtin_step,
+    against_builtin_value,
+)
+from tasks.trainer import Trainer
+
+Open = Callable[[str], Awaitable[Trainer]]
+
+WANTED_NATS = (0.05, 1.0)
+"""Largest movement of a log-probability: far above what float32 rounds, within a model's life."""
+_FIRST_STEP = 1e-4
+_TRIES = 12
+_SPOILED_NATS = 5.0
+
+
+def descent(adam: tinker.AdamParams, step: float) -> tinker.AdamParams:
+    """Settings that make Adam's step this multiple of the gradient.
+
+    Args:
+        adam: the run's settings, of which only the second beta is kept.
+        step: learning rate of gradient descent.
+    """
+    return tinker.AdamParams(
+        learning_rate=step * EPSILON,
+        beta1=0.0,
+        beta2=adam.beta2,
+        eps=EPSILON,
+        weight_decay=0.0,
+        grad_clip_norm=0.0,
+    )
+
+
+async def compare_with_builtin(
+    ctx: RunContext,
+    loss: Mapping[str, Any],
+    batch: Sequence[TrainedSequence],
+    *,
+    stock_batch: Sequence[TrainedSequence],
+    before: Sequence[NDArray[np.float32]],
+    open_trainer: Open,
+) -> list[Comparison]:
+    """The custom path against the built-in loss, each on a client of its own, one step each.
+
+    Nothing is compared where the service has no such loss, or its scores would not tell; an event
+    `builtin_not_compared` says why, and the gate is unverified then.
+
+    Args:
+        ctx: the run.
+        loss: settings of the baseline's loss.
+        batch: what the custom path is given.
+        stock_batch: the same, with the advantages that the stock pipeline computes.
+        before: log-probabilities of the batch under a fresh client.
+        open_trainer: makes a fresh client with this label.
+    """
+    stock = builtin_loss(loss)
+    if stock is None:
+        ctx.run.append("builtin_not_compared", reason=f"no built-in loss computes {loss}")
+        return []
+    name, config = stock
+    probe = GradientProbe(loss, [loss_inputs_of(sequence) for sequence in batch])
+    datums = [datum_of(sequence) for sequence in batch]
+
+    async def custom(trainer: Trainer) -> dict[str, float]:
+        return await trainer.forward_backward_custom(datums, probe)
+
+    async def builtin(trainer: Trainer) -> dict[str, float]:
+        sent = [builtin_datum_of(sequence) for sequence in stock_batch]
+        return await trainer.forward_backward(sent, name, config)
+
+    pair = _Pair(ctx, datums, before, open_trainer)
+    try:
+        step = await pair.right_step(custom)
+        if step is None:
+            return []
+        _, moved, _ = await pair.moved("custom", custom, step)
+        metrics, moved_stock, again = await pair.moved("builtin", builtin, step)
+    except PermanentServiceError as error:
+        ctx.run.append("builtin_not_compared", reason=str(error))
+        return []
+    compared = against_builtin_value(probe, metrics)
+    if all(map(np.array_equal, moved_stock, again)):
+        compared.append(against_builtin_step(before, moved, moved_stock))
+    else:
+        ctx.run.append("builtin_not_compared", reason="the service does not repeat its own scores")
+    return compared
+
+
+Work = Callable[[Trainer], Awaitable[dict[str, float]]]
+Scores = list[NDArray[np.float32]]
+
+
+class _Pair:
+    """Clients that start from the same weights and take one step of the same length."""
+
+    def __init__(
+        self,
+        ctx: RunContext,
+        datums: Sequence[tinker.Datum],
+        before: Sequence[NDArray[np.float32]],
+        open_trainer: Open,
+    ) -> None:
+        self._ctx, self._datums, self._before = ctx, datums, before
+        self._open = open_trainer
+
+    async def moved(
+        self, label: str, work: Work, step: float
+    ) -> tuple[dict[str, float], Scores, Scores]:
+        """Metrics of the work, and the scores after one step on a fresh client, asked for twice."""
+        trainer = await self._open(f"correctness-{label}")
+        try:
+            metrics = await work(trainer)
+            await trainer.optim_step(descent(self._ctx.adam, step))
+            return metrics, await trainer.forward(self._datums), await trainer.forward(self._datums)
+        finally:
+            await trainer.close()
+
+    async def right_step(self, work: Work) -> float | None:
+        """Length of a step that moves the batch visibly; None, with an event, if there is none."""
+        step, trainer, at = _FIRST_STEP, None, list(self._before)
+        try:
+            for _ in range(_TRIES):
+                if trainer is None:
+                    trainer, at = await self._open("correctness-step"), list(self._before)
+                await work(trainer)
+                await trainer.optim_step(descent(self._ctx.adam, step))
+                after = await trainer.forward(self._datums)
+                size = _largest(after, at)
+                if WANTED_NATS[0] <= size <= WANTED_NATS[1]:
+                    return step
+                at, step = after, step * _factor(size)
+                if not size <= _SPOILED_NATS:
+                    await trainer.close()
+                    trainer = None
+        finally:
+            if trainer is not None:
+                await trainer.close()
+        reason = f"no step of the custom loss moves the batch by {WANTED_NATS[0]:g} nats or more"
+        self._ctx.run.append("builtin_not_compared", reason=reason)
+        return None
+
+
+def _largest(after: Scores, before: Scores) -> float:
+    moves = [
+        np.abs(one.astype(np.float64) - other).max()
+        for one, other in zip(after, before, strict=True)
+    ]
+    return float(max(moves))
+
+
+def _factor(size: float) -> float:
+    """What the step is to be multiplied with, to come to the middle of what is wanted."""
+    if not np.isfinite(size):
+        return 1e-3
+    wanted = float(np.sqrt(WANTED_NATS[0] * WANTED_NATS[1]))
+    return float(np.clip(wanted / max(size, 1e-12), 1e-3, 1e3))
