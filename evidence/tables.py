@@ -481,6 +481,23 @@ RESCORING = TableSchema(
     ),
 )
 
+SUPPORTS = TableSchema(
+    name="supports",
+    version=1,
+    kind="content",
+    partition=_STEP_FILE,
+    key=(*_EPISODE_KEY, "position", "rank"),
+    doc="One of the likeliest tokens at a trained position, for losses on whole distributions.",
+    columns=(
+        *_EPISODE,
+        _POSITION,
+        _integer("rank", "Its place among the policy's likeliest tokens there, from 0."),
+        _integer("token_id", "Id of the token."),
+        _number32("sampling_logprob", "Under the policy that sampled, nats.", nonfinite=True),
+        _number32("teacher_logprob", "Under the feedback-conditioned prompt, nats."),
+    ),
+)
+
 TEACHERS = TableSchema(
     name="teachers",
     version=1,
@@ -587,6 +604,7 @@ TABLES: Mapping[str, TableSchema] = MappingProxyType(
             DECISION,
             TURNS,
             RESCORING,
+            SUPPORTS,
             TEACHERS,
             TIMINGS,
             SERVICE_IDS,

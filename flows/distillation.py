@@ -27,8 +27,7 @@ def refuse_distillation(execution: ExecutionFile) -> None:
             expected = f"an SDPO advantage, which says what the teacher of loss {loss} is shown"
             raise InputError(f"advantage of arm {name}", settings.kind, expected)
         if loss == "sdpo_logit":
-            expected = "sdpo_token or importance_sampling: top-K scores are not asked for yet"
-            raise InputError(f"arms.{name}.loss.kind", loss, expected)
+            _refuse_support(f"arms.{name}.loss", arm.loss, execution)
         if distils:
             _refuse_teacher(f"arms.{name}.advantage", settings, execution)
     _refuse_fallbacks(execution)
@@ -48,6 +47,19 @@ def _refuse_teacher(where: str, settings: Any, execution: ExecutionFile) -> None
     if temperature != 1.0:
         expected = "1.0: a teacher's scores are at temperature 1, and the two are subtracted"
         raise InputError("rollout.temperature", temperature, expected)
+
+
+def _refuse_support(where: str, loss: Any, execution: ExecutionFile) -> None:
+    """Refuse what a logit-level loss cannot be given: all tokens, or values of another pass."""
+    if loss.top_k is None:
+        expected = "a number of tokens: no service returns the whole vocabulary's scores"
+        raise InputError(f"{where}.top_k", None, expected)
+    if loss.anchor != "sampling":
+        expected = "sampling: recomputed values are those of sampled tokens alone"
+        raise InputError(f"{where}.anchor", loss.anchor, expected)
+    if execution.rollout_correction is not None:
+        expected = f"null with {where}.kind sdpo_logit"
+        raise InputError("rollout_correction", "a correction", expected)
 
 
 def _refuse_fallbacks(execution: ExecutionFile) -> None:

@@ -39,6 +39,18 @@ class ArmPlan:
         """Whether its advantages come from a teacher that scores its tokens again."""
         return str(self.advantage["kind"]).startswith("sdpo_")
 
+    @property
+    def reads_teacher(self) -> bool:
+        """Whether its loss itself is given the teacher's scores, beside the advantages."""
+        return self.loss is not None and str(self.loss["kind"]).startswith("sdpo_")
+
+    @property
+    def top_k(self) -> int | None:
+        """Tokens a position that its loss compares; None for a loss on the sampled token alone."""
+        if self.loss is None or self.loss["kind"] != "sdpo_logit":
+            return None
+        return int(self.loss["top_k"])
+
     def sampling_seed(
         self, spec_sha256: str, phase: str, step: int | str, group: int, sample: int
     ) -> int:

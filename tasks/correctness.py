@@ -7,7 +7,7 @@ own built-in loss and the reference; then the treatment's loss against the refer
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ from tasks.arms import ArmPlan
 from tasks.builtin_comparison import compare_with_builtin
 from tasks.context import RunContext
 from tasks.datums import TrainedSequence, datum_of, loss_inputs_of
-from tasks.fixed_inputs import fixed_batch, forced_inputs, stale
+from tasks.fixed_inputs import fixed_batch, forced_inputs, stale, taught_batch
 from tasks.gate_answer import GateAnswer
 from tasks.minibatch import loss_of
 from tasks.parity_measurements import (
@@ -148,7 +148,9 @@ async def _advantages(
         return {}
     scored = await teacher_scores(batch, await trainer.publish("correctness-teacher"))
     try:
-        return sdpo_comparisons(loss_of(arm), arm.advantage, scored, before)
+        # A loss that is given the teacher itself takes no advantages; the others' loss stands in.
+        loss = {"kind": "importance_sampling"} if arm.reads_teacher else loss_of(arm)
+        return sdpo_comparisons(loss, arm.advantage, scored, before)
     except LossConfigError as error:
         ctx.run.append("correctness_not_measured", reason=str(error))
         return {}
@@ -183,24 +185,31 @@ async def _one_loss(
 
     A loss that reads recomputed log-probabilities is given those from before any step.
     """
+    where = "served log-probabilities"
     try:
-        probe = GradientProbe(loss, _inputs_of(loss, batch, before))
-        metrics = await trainer.forward_backward_custom(
-            [datum_of(sequence) for sequence in batch], probe
-        )
-        forced = forced_inputs()
-        offline = GradientProbe(loss, forced.inputs_D)
-        offline.run(forced.target_logprobs_D)
+        taught = taught_batch(loss, batch)
+        probe = GradientProbe(loss, _inputs_of(loss, taught, before))
+        metrics = await trainer.forward_backward_custom([datum_of(one) for one in taught], probe)
         return [
-            *against_reference(loss, probe, "served log-probabilities"),
-            *packed_against_unpacked(loss, probe, "served log-probabilities"),
+            *against_reference(loss, probe, where),
+            *packed_against_unpacked(loss, probe, where),
             *served_sums(probe, metrics),
-            *against_reference(loss, offline, "forced log-probabilities"),
-            *packed_against_unpacked(loss, offline, "forced log-probabilities"),
+            *_forced(loss),
         ]
     except LossConfigError as error:
         ctx.run.append("correctness_not_measured", reason=str(error))
         return []
+
+
+def _forced(loss: Mapping[str, Any]) -> list[Comparison]:
+    """A loss on made-up log-probabilities of sampled tokens; none of one that compares others."""
+    if loss["kind"] == "sdpo_logit":
+        return []
+    forced = forced_inputs()
+    probe = GradientProbe(loss, forced.inputs_D)
+    probe.run(forced.target_logprobs_D)
+    where = "forced log-probabilities"
+    return [*against_reference(loss, probe, where), *packed_against_unpacked(loss, probe, where)]
 
 
 def _inputs_of(
@@ -208,13 +217,12 @@ def _inputs_of(
     batch: Sequence[TrainedSequence],
     before: Sequence[NDArray[np.float32]],
 ) -> list[LossInputs]:
-    """The loss's inputs; a teacher, where it reads one, is another shift of the sampling values."""
-    recomputes, reads_teacher = loss.get("anchor") == "recompute", loss["kind"] == "sdpo_token"
+    recomputes = loss.get("anchor") == "recompute"
     return [
         loss_inputs_of(
-            replace(sequence, teacher_logprobs=np.roll(sequence.sampling_logprobs, 1)),
+            sequence,
             values.astype(np.float64) if recomputes else None,
-            reads_teacher=reads_teacher,
+            reads_teacher=str(loss["kind"]).startswith("sdpo_"),
         )
         for sequence, values in zip(batch, before, strict=True)
     ]

@@ -21,6 +21,19 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
+class Support:
+    """The K tokens at each position of a sequence that a logit-level loss compares.
+
+    Attributes:
+        tokens: [L, K] token ids; any valid id where the position is not trained.
+        teacher_logprobs: [L, K] nats of the teacher; 0 where the position is not trained.
+    """
+
+    tokens: NDArray[np.int64]
+    teacher_logprobs: Floats
+
+
+@dataclass(frozen=True, slots=True)
 class TrainedSequence:
     """One stored sequence of L tokens, as an update uses it.
 
@@ -32,6 +45,7 @@ class TrainedSequence:
         sampling_logprobs: [L] nats, 0 off the mask; as returned with the sample.
         advantages: [L] advantage of each token, 0 off the mask.
         teacher_logprobs: [L] nats of a teacher, NaN where there is none; None without a teacher.
+        support: what a logit-level loss compares; None for every other loss.
     """
 
     group: int
@@ -41,6 +55,7 @@ class TrainedSequence:
     sampling_logprobs: Floats
     advantages: Floats
     teacher_logprobs: Floats | None = None
+    support: Support | None = None
 
     @property
     def targets(self) -> NDArray[np.int64]:
@@ -120,13 +135,63 @@ def with_teacher(sequences: Sequence[TrainedSequence], rescored: Any) -> list[Tr
     return found
 
 
+def with_support(
+    sequences: Sequence[TrainedSequence], supports: Any, *, top_k: int
+) -> list[TrainedSequence]:
+    """Give sequences the tokens that the Arrow table `supports` holds for them.
+
+    Args:
+        sequences: of one rollout step, in key order, with their teacher.
+        supports: the table of that step: `top_k` rows for every position that the teacher scored.
+        top_k: tokens a position.
+
+    Raises:
+        ValueError: if the rows are not those positions.
+    """
+    columns = {
+        name: supports.column(name).combine_chunks().to_numpy().reshape(-1, top_k)
+        for name in ("group", "sample", "position", "token_id", "teacher_logprob")
+    }
+    found, start = [], 0
+    for sequence in sequences:
+        positions = scored_positions(sequence)
+        rows = slice(start, start + len(positions))
+        start = rows.stop
+        ours = (columns["group"][rows, 0] == sequence.group) & (
+            columns["sample"][rows, 0] == sequence.sample
+        )
+        if not np.array_equal(columns["position"][rows, 0], positions) or not ours.all():
+            raise ValueError(f"supports of group {sequence.group}, sample {sequence.sample}")
+        support = empty_support(sequence, top_k=top_k)
+        support.tokens[positions] = columns["token_id"][rows]
+        support.teacher_logprobs[positions] = columns["teacher_logprob"][rows]
+        found.append(replace(sequence, support=support))
+    return found
+
+
+def scored_positions(sequence: TrainedSequence) -> NDArray[np.int64]:
+    """Positions of the trained tokens that the teacher has a value for."""
+    if sequence.teacher_logprobs is None:
+        return np.zeros(0, dtype=np.int64)
+    return np.flatnonzero(sequence.loss_mask & np.isfinite(sequence.teacher_logprobs))
+
+
+def empty_support(sequence: TrainedSequence, *, top_k: int) -> Support:
+    """A support without anything to compare: each position's own token, K times."""
+    tokens = np.repeat(sequence.tokens[:, None], top_k, axis=1)
+    return Support(tokens, np.zeros(tokens.shape))
+
+
 def _floats(column: Any) -> Floats:
     """A nullable column as float64, 0 where it is null."""
     return np.asarray(column.fill_null(0.0).to_numpy(zero_copy_only=False), dtype=np.float64)
 
 
 def datum_of(sequence: TrainedSequence) -> tinker.Datum:
-    """What `forward` and `forward_backward_custom` are sent for a sequence."""
+    """What `forward` and `forward_backward_custom` are sent for a sequence.
+
+    With a support the targets are [L - 1, K + 1]: its tokens, then the sampled one.
+    """
     return _datum(sequence, {})
 
 
@@ -142,8 +207,16 @@ def builtin_datum_of(sequence: TrainedSequence) -> tinker.Datum:
     )
 
 
+def supervised_datum_of(sequence: TrainedSequence) -> tinker.Datum:
+    """What the built-in cross-entropy is sent: weight 1 on the mask, 0 elsewhere."""
+    return _datum(sequence, {"weights": sequence.loss_mask[1:].astype(np.float32)})
+
+
 def _datum(sequence: TrainedSequence, extra: dict[str, NDArray[np.float32]]) -> tinker.Datum:
-    inputs: dict[str, Any] = {"target_tokens": torch.from_numpy(sequence.targets.copy())}
+    targets = sequence.targets
+    if sequence.support is not None:
+        targets = np.concatenate([sequence.support.tokens[1:], targets[:, None]], axis=1)
+    inputs: dict[str, Any] = {"target_tokens": torch.from_numpy(targets.copy())}
     inputs |= {name: torch.from_numpy(values) for name, values in extra.items()}
     return tinker.Datum(
         model_input=tinker.ModelInput.from_ints(sequence.tokens[:-1].tolist()),
@@ -165,12 +238,18 @@ def loss_inputs_of(
     if reads_teacher and sequence.teacher_logprobs is not None:
         teacher = sequence.teacher_logprobs[1:]
         mask &= np.isfinite(teacher)
+        teacher = np.where(mask, teacher, 0.0)
     return LossInputs(
         sampling_logprobs_T=_tensor(sequence.sampling_logprobs[1:]),
         advantages_T=_tensor(sequence.advantages[1:]),
         loss_mask_T=torch.from_numpy(mask),
         anchor_logprobs_T=None if anchor_logprobs is None else _tensor(anchor_logprobs),
         teacher_logprobs_T=None if teacher is None else _tensor(teacher),
+        teacher_logprobs_TK=(
+            _tensor(sequence.support.teacher_logprobs[1:])
+            if reads_teacher and sequence.support is not None
+            else None
+        ),
     )
 
 

@@ -6,7 +6,7 @@ and nothing about them is sampled. Advantages have both signs and zeros, lengths
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from losses.errors import LossInputError
 from losses.inputs import LossInputs
 from tasks.context import RunContext
-from tasks.datums import TrainedSequence
+from tasks.datums import Support, TrainedSequence
 
 _PROMPTS = 4
 _LENGTHS = (3, 8, 5, 12)
@@ -85,6 +85,32 @@ def stale(
         sampling = np.where(sequence.loss_mask, np.minimum(sampling, 0.0), 0.0)
         aged.append(replace(sequence, sampling_logprobs=sampling))
     return aged
+
+
+def taught_batch(
+    loss: Mapping[str, Any], batch: Sequence[TrainedSequence]
+) -> list[TrainedSequence]:
+    """The batch with a made-up teacher, for a loss that reads one; unchanged for every other.
+
+    The teacher's values are other shifts of the sampling ones. What a logit-level loss compares are
+    the first tokens of the vocabulary, to which the teacher gives falling probabilities.
+    """
+    if loss["kind"] not in ("sdpo_token", "sdpo_logit"):
+        return list(batch)
+    taught = [replace(one, teacher_logprobs=np.roll(one.sampling_logprobs, 1)) for one in batch]
+    if loss["kind"] == "sdpo_token":
+        return taught
+    ranks = np.arange(int(loss["top_k"]))
+    return [
+        replace(
+            one,
+            support=Support(
+                np.tile(ranks, (len(one.tokens), 1)),
+                np.tile(-(ranks + 1.0) * np.log(2.0) - 0.1, (len(one.tokens), 1)),
+            ),
+        )
+        for one in taught
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from evidence.gate import CheckResult, GateResult, GateStatus, SourceRef
 from losses.sdpo_advantage import AlignedTeacher
 from tasks.arms import ArmPlan
 from tasks.context import RunContext, require_graded, settle_all
-from tasks.datums import datum_of, loss_inputs_of
+from tasks.datums import TrainedSequence, datum_of, loss_inputs_of
 from tasks.gate_answer import GateAnswer
 from tasks.minibatch import loss_of
 from tasks.parity_measurements import GradientProbe
@@ -28,6 +28,7 @@ from tasks.rescoring_check import alignment_error
 from tasks.restoration import digest_of_file
 from tasks.sampling import ServiceSampler
 from tasks.sequences import sampled_sequence
+from tasks.support_scores import scored_support
 from tasks.trainer import Trainer
 from tasks.trajectories import TeacherPlan, Trajectory, planned
 
@@ -93,7 +94,7 @@ async def _measure(ctx: RunContext, arm: ArmPlan, trainer: Trainer) -> dict[str,
         "mean_abs_without_context": _mean_abs([one.advantages for one in empty]),
         "mean_abs_with_solution": _mean_abs([one.advantages for one in shown]),
         "alignment": error.to_record(),
-        "gradient": await _gradient(arm, trainer, shown),
+        "gradient": await _gradient(arm, trainer, await _trained(arm, shown, scorer)),
     }
 
 
@@ -178,16 +179,17 @@ async def _scored(
     ]
 
 
-async def _gradient(arm: ArmPlan, trainer: Trainer, scored: Sequence[Scored]) -> dict[str, int]:
+async def _gradient(
+    arm: ArmPlan, trainer: Trainer, sequences: Sequence[TrainedSequence]
+) -> dict[str, int]:
     """Where the gradient that the service is sent is not 0; nothing is applied."""
-    sequences = [_trained(one) for one in scored]
-    reads_teacher = str(loss_of(arm)["kind"]).startswith("sdpo_")
-    inputs = [loss_inputs_of(one, reads_teacher=reads_teacher) for one in sequences]
+    inputs = [loss_inputs_of(one, reads_teacher=arm.reads_teacher) for one in sequences]
     probe = GradientProbe(loss_of(arm), inputs)
     await trainer.forward_backward_custom([datum_of(one) for one in sequences], probe)
     counts = {"on_mask": 0, "off_mask": 0, "trained_tokens": 0, "nonzero_advantages": 0}
     for sequence, gradient in zip(sequences, probe.gradients_D, strict=True):
-        mask, moved = sequence.loss_mask[1:], gradient != 0.0
+        mask = sequence.loss_mask[1:]
+        moved = (gradient.reshape(len(mask), -1) != 0.0).any(axis=1)
         counts["on_mask"] += int((moved & mask).sum())
         counts["off_mask"] += int((moved & ~mask).sum())
         counts["trained_tokens"] += int(mask.sum())
@@ -195,14 +197,23 @@ async def _gradient(arm: ArmPlan, trainer: Trainer, scored: Sequence[Scored]) ->
     return counts
 
 
-def _trained(one: Scored) -> Any:
-    """The sequence with its SDPO advantages and the teacher's values, as an update would use it."""
-    sequence = one.plan.trajectory.sequence
-    advantages = np.zeros(len(sequence.tokens))
-    advantages[1:] = one.advantages_T.numpy()
-    teacher = np.full(len(sequence.tokens), np.nan)
-    teacher[1:] = one.aligned.teacher_logprobs_T.numpy()
-    return replace(sequence, advantages=advantages, teacher_logprobs=teacher)
+async def _trained(
+    arm: ArmPlan, scored: Sequence[Scored], student: ServiceSampler
+) -> list[TrainedSequence]:
+    """The sequences with what their teacher gave, as an update would use them."""
+    found = []
+    for one in scored:
+        sequence = one.plan.trajectory.sequence
+        advantages = np.zeros(len(sequence.tokens))
+        advantages[1:] = one.advantages_T.numpy()
+        teacher = np.full(len(sequence.tokens), np.nan)
+        teacher[1:] = one.aligned.teacher_logprobs_T.numpy()
+        taught = replace(sequence, advantages=advantages, teacher_logprobs=teacher)
+        if arm.top_k is not None:
+            support = await scored_support(one.plan, student, student, top_k=arm.top_k)
+            taught = replace(taught, support=support.of(sequence))
+        found.append(taught)
+    return found
 
 
 def _described(one: Scored) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from losses.aggregation import denominator_value
 from losses.diagnostics import minibatch_diagnostics
 from losses.inputs import LossInputs, LossOutput
 from losses.objective import CustomLoss
-from losses.registry import make_loss
 from losses.rollout_correction import rollout_correction_weights
+from losses.support_columns import step_loss
 from tasks.arms import ArmPlan
 from tasks.context import RunContext
 from tasks.datums import (
@@ -27,6 +27,7 @@ from tasks.datums import (
     loss_inputs_of,
     minibatch_of,
     sequences_of,
+    with_support,
     with_teacher,
 )
 from tasks.diagnostics import diagnostic_settings, update_columns
@@ -64,20 +65,20 @@ class MinibatchLoss:
             correction: weights between sampler and trainer, which need the anchor too.
         """
         anchors = anchor if anchor is not None else [None] * len(sequences)
-        reads_teacher = str(loss_of(arm)["kind"]).startswith("sdpo_")
         inputs = [
-            loss_inputs_of(sequence, values, reads_teacher=reads_teacher)
+            loss_inputs_of(sequence, values, reads_teacher=arm.reads_teacher)
             for sequence, values in zip(sequences, anchors, strict=True)
         ]
         if correction is not None:
             inputs = corrected(inputs, correction)
-        return cls(CustomLoss(make_loss(loss_of(arm)), inputs, denominator))
+        return cls(CustomLoss(step_loss(loss_of(arm)), inputs, denominator))
 
     def __call__(
         self, data: list[tinker.Datum], logprobs: list[torch.Tensor]
     ) -> tuple[torch.Tensor, dict[str, float]]:
         """Compute the loss; see `losses.objective.CustomLoss`."""
-        self.logprobs = [values.detach().numpy().astype(np.float32) for values in logprobs]
+        sampled = [values if values.dim() == 1 else values[:, -1] for values in logprobs]
+        self.logprobs = [values.detach().numpy().astype(np.float32) for values in sampled]
         self.logprob_dtype = str(logprobs[0].dtype).removeprefix("torch.") if logprobs else None
         answer = self.custom(data, logprobs)
         if self.on_computed is not None:
@@ -169,7 +170,10 @@ def trained_sequences(
     sequences = sequences_of(ctx.run.read_arrow("tokens", key=key))
     if not arm.distils:
         return sequences
-    return with_teacher(sequences, ctx.run.read_arrow("rescoring", key=key))
+    taught = with_teacher(sequences, ctx.run.read_arrow("rescoring", key=key))
+    if arm.top_k is None:
+        return taught
+    return with_support(taught, ctx.run.read_arrow("supports", key=key), top_k=arm.top_k)
 
 
 def correction_of(ctx: RunContext, arm: ArmPlan) -> RolloutCorrection | None:

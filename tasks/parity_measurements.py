@@ -21,11 +21,13 @@ import torch
 from numpy.typing import NDArray
 
 from evidence.parity import parity_errors
+from losses.errors import LossConfigError
 from losses.inputs import LossInputs
 from losses.objective import batch_loss
 from losses.parity import reference_terms
+from losses.reference import sdpo
 from losses.reference.arrays import TokenTerms
-from losses.registry import make_loss
+from losses.support_columns import step_loss
 
 Errors = Mapping[str, float | None]
 
@@ -53,7 +55,7 @@ class GradientProbe:
     """A loss as the SDK calls it, which keeps the gradient that the SDK is about to send."""
 
     def __init__(self, loss: Mapping[str, Any], inputs_D: Sequence[LossInputs]) -> None:
-        self._loss, self.inputs_D = make_loss(loss), list(inputs_D)
+        self._loss, self.inputs_D = step_loss(loss), list(inputs_D)
         self.logprobs_D: list[NDArray[np.float32]] = []
         self.losses_D: list[float] = []
         self.gradients_D: list[NDArray[np.float32]] = []
@@ -106,6 +108,8 @@ def reference_of(
     loss: Mapping[str, Any], target_logprobs: NDArray[Any], inputs: LossInputs
 ) -> TokenTerms:
     """The independent reference's terms and slopes of one sequence, computed in float64."""
+    if loss["kind"] == "sdpo_logit" and inputs.teacher_logprobs_TK is not None:
+        return support_reference(loss, target_logprobs, inputs)
 
     def floats(value: torch.Tensor | None) -> NDArray[np.float64] | None:
         return None if value is None else value.numpy()
@@ -119,6 +123,35 @@ def reference_of(
         anchor=floats(inputs.anchor_logprobs_T),
         teacher=floats(inputs.teacher_logprobs_T),
     )
+
+
+def support_reference(
+    loss: Mapping[str, Any], target_logprobs: NDArray[Any], inputs: LossInputs
+) -> TokenTerms:
+    """The reference of a logit-level loss on [T, K + 1] targets; the last column has no slope.
+
+    Raises:
+        LossConfigError: if the loss's importance weight needs recomputed values that are not there.
+    """
+    current = np.asarray(target_logprobs, dtype=np.float64)
+    mask = inputs.loss_mask_T.numpy()
+    recomputes = loss.get("anchor", "sampling") == "recompute"
+    anchor = inputs.anchor_logprobs_T if recomputes else inputs.sampling_logprobs_T
+    if anchor is None or inputs.teacher_logprobs_TK is None:
+        raise LossConfigError("anchor: None; expected values, needed by the importance weight")
+    support = "topk_tail" if loss["add_tail"] else "topk_renormalised"
+    terms, slopes = sdpo.logit_level(
+        current[None, :, :-1],
+        inputs.teacher_logprobs_TK.numpy()[None],
+        mask[None],
+        alpha=loss["alpha"],
+        support=support,
+        weights=sdpo.importance_weight(
+            current[None, :, -1], anchor.numpy()[None], is_clip=loss["is_clip"]
+        ),
+    )
+    slope = np.concatenate([slopes[0], np.zeros((len(current), 1))], axis=1)
+    return TokenTerms(terms[0], slope, mask)
 
 
 def compared(
@@ -214,4 +247,4 @@ def _comparison(check: str, what: str, actual: Any, reference: Any) -> Compariso
 
 
 def _flat(parts: Sequence[NDArray[Any]]) -> NDArray[np.float64]:
-    return np.concatenate([np.asarray(part, dtype=np.float64) for part in parts])
+    return np.concatenate([np.asarray(part, dtype=np.float64).ravel() for part in parts])

@@ -18,7 +18,7 @@ from tasks.datums import TrainedSequence, datum_of
 from tasks.failures import FailureKind, PermanentServiceError
 from tasks.gate_answer import GateAnswer
 from tasks.minibatch import MinibatchLoss, correction_of
-from tasks.sequences import sampled_sequence
+from tasks.sequences import sampled_sequence, with_own_teacher
 from tasks.tokenizers import prepare_environment
 from tasks.trainer import Trainer
 
@@ -127,4 +127,5 @@ async def probe_example(ctx: RunContext, arm: ArmPlan, trainer: Trainer) -> Trai
         seed=arm.sampling_seed(ctx.run.spec_sha256, "probe", 0, 0, 0),
     )
     require_graded([episode])
-    return sampled_sequence(episode, group=0, sample=0, advantage=1.0)
+    sequence = sampled_sequence(episode, group=0, sample=0, advantage=1.0)
+    return await with_own_teacher(sequence, arm, sampler)

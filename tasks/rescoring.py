@@ -26,6 +26,7 @@ from tasks.context import RunContext, settle_all
 from tasks.failures import ModelLost
 from tasks.learner import Learner
 from tasks.sampling import ServiceSampler
+from tasks.support_scores import scored_support
 from tasks.teacher_models import TeacherModel
 from tasks.trajectories import TeacherPlan, stored_trajectories, teacher_plans
 
@@ -98,9 +99,10 @@ async def _rescore_missing(
 ) -> None:
     """Score groups side by side; lost weights are brought back by the next round."""
     scorer = await teacher.open()
+    student = await learner.sampler(learner.version_of_step(step)) if learner.arm.top_k else None
     groups = GroupRescoring(ctx, learner, step, version=teacher.version)
     try:
-        await settle_all([groups.rescore(plans, scorer) for plans in wanted])
+        await settle_all([groups.rescore(plans, scorer, student) for plans in wanted])
     except ModelLost as error:
         if len(_missing(ctx, learner, step)) < len(wanted):
             learner.progressed()
@@ -116,11 +118,24 @@ class GroupRescoring:
         self._ctx, self._arm, self._phase, self._step = ctx, learner.arm, learner.phase, step
         self._version = version
 
-    async def rescore(self, plans: Sequence[TeacherPlan], scorer: ServiceSampler) -> None:
-        """Score one group's trajectories side by side and keep them."""
+    async def rescore(
+        self,
+        plans: Sequence[TeacherPlan],
+        scorer: ServiceSampler,
+        student: ServiceSampler | None = None,
+    ) -> None:
+        """Score one group's trajectories side by side and keep them.
+
+        Args:
+            plans: of the group.
+            scorer: the teacher.
+            student: the policy that sampled, where the arm's loss compares its likeliest tokens.
+        """
         ctx, arm = self._ctx, self._arm
         aligned = await settle_all([aligned_scores(plan, scorer) for plan in plans])
         tables: dict[str, list[dict[str, Any]]] = {"rescoring": [], "teachers": []}
+        if student is not None and arm.top_k is not None:
+            tables["supports"] = await self._supports(plans, student, scorer, top_k=arm.top_k)
         for plan, values in zip(plans, aligned, strict=True):
             advantages = plan_advantages(arm.advantage, plan, values)
             sequence = plan.trajectory.sequence
@@ -139,6 +154,25 @@ class GroupRescoring:
             total=ctx.execution.rollout.groups,
             message=f"{self._phase} step {self._step}",
         )
+
+    async def _supports(
+        self,
+        plans: Sequence[TeacherPlan],
+        student: ServiceSampler,
+        scorer: ServiceSampler,
+        *,
+        top_k: int,
+    ) -> list[dict[str, Any]]:
+        """Rows of `supports` without arm, phase and step."""
+        scored = await settle_all(
+            [scored_support(plan, student, scorer, top_k=top_k) for plan in plans]
+        )
+        return [
+            {"group": plan.trajectory.sequence.group, "sample": plan.trajectory.sequence.sample}
+            | row
+            for plan, support in zip(plans, scored, strict=True)
+            for row in support.rows(plan)
+        ]
 
 
 async def aligned_scores(plan: TeacherPlan, scorer: ServiceSampler) -> AlignedTeacher:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import tinker
+from numpy.typing import NDArray
 
 from envs.protocols import SampledSequence
+from tasks.failures import Failure, FailureKind
 
 if TYPE_CHECKING:
     from tasks.service import Service
@@ -77,6 +80,61 @@ class ServiceSampler:
         answer = await self._asked(lambda: self._client.compute_logprobs(prompt), "score")
         return [None if value is None else float(value) for value in answer]
 
+    async def likeliest(
+        self, tokens: Sequence[int], *, top_k: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """The `top_k` likeliest tokens at each position, and their log-probabilities.
+
+        Returns:
+            [L, K] token ids and nats; row i belongs to position i, and row 0 means nothing.
+
+        Raises:
+            PermanentServiceError: if the service does not return `topk_prompt_logprobs`.
+        """
+        prompt = tinker.ModelInput.from_ints(list(tokens))
+        answer = await self._asked(
+            lambda: self._client.sample(
+                prompt, 1, _ONE_TOKEN, include_prompt_logprobs=True, topk_prompt_logprobs=top_k
+            ),
+            "likeliest tokens",
+        )
+        rows = answer.topk_prompt_logprobs
+        if rows is None or any(row is None or len(row) != top_k for row in rows[1:]):
+            raise _not_returned("topk_prompt_logprobs", self._label)
+        pairs = np.array([[(0, 0.0)] * top_k, *rows[1:]], dtype=np.float64)
+        return pairs[:, :, 0].astype(np.int64), pairs[:, :, 1]
+
+    async def scores_of(
+        self, tokens: Sequence[int], candidates: NDArray[np.int64]
+    ) -> NDArray[np.float64]:
+        """Log-probabilities of given tokens at each position.
+
+        Args:
+            tokens: [L] the sequence.
+            candidates: [L, K] token ids; a row of -1 asks for nothing, and row 0 is not read.
+
+        Returns:
+            [L, K] nats, NaN where nothing was asked.
+
+        Raises:
+            PermanentServiceError: if the service does not return `target_prompt_logprobs`.
+        """
+        prompt = tinker.ModelInput.from_ints(list(tokens))
+        asked = tinker.TensorData.from_numpy(np.ascontiguousarray(candidates[1:]))
+        answer = await self._asked(
+            lambda: self._client.sample(
+                prompt, 1, _ONE_TOKEN, include_prompt_logprobs=True, target_prompt_logprobs=asked
+            ),
+            "scores of tokens",
+        )
+        found = answer.target_prompt_logprobs
+        if found is None:
+            raise _not_returned("target_prompt_logprobs", self._label)
+        scores = np.full(candidates.shape, np.nan)
+        values = np.asarray(found.to_numpy(), dtype=np.float64).reshape(candidates[1:].shape)
+        scores[1:] = np.where(candidates[1:] >= 0, values, np.nan)
+        return scores
+
     async def close(self) -> bool:
         """Release the sampler's session, if it has its own; whether the service confirmed it."""
         return self._session is None or await self._service.release(self._session)
@@ -96,6 +154,14 @@ class ServiceSampler:
                 raise self._service.translated(error, what, spent=spent) from error
 
         return await self._service.retrying(what, once)
+
+
+_ONE_TOKEN = tinker.SamplingParams(max_tokens=1, temperature=1.0)
+
+
+def _not_returned(field: str, label: str) -> Exception:
+    failure = Failure(FailureKind.PERMANENT, f"the service returns no {field}")
+    return failure.as_error(f"top-K scores of {label}")
 
 
 def _logprobs_of(sequence: Any) -> list[float]:
