@@ -6,11 +6,12 @@ BIN    := $(VENV)/bin
 TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 \
             DO_NOT_TRACK=1 PREFECT_SERVER_ANALYTICS_ENABLED=false
 
-.PHONY: help demo ui test test-slow mutants bench check format clean
+.PHONY: help demo demo-retail ui test test-slow mutants bench check format clean
 
 help:
 	@echo "make demo       run a whole gated comparison on this machine (small real model, no account, no GPU)"
 	@echo "make ui         open the run form: Prefect's page, a worker and the embedded service"
+	@echo "make demo-retail  the same for conversations: GRPO against SDPO in a small shop (under 20 minutes)"
 	@echo "make test       run the tests"
 	@echo "make test-slow  run the longer tests"
 	@echo "make mutants    try wrong versions of the validators and list which test catches each"
@@ -43,6 +44,10 @@ demo: $(VENV)/.installed
 # For options such as --service URL: make ui UI_OPTIONS="--service https://..."
 ui: $(VENV)/.installed
 	@$(BIN)/gated-rl ui --run-dir runs $(UI_OPTIONS)
+
+demo-retail: $(VENV)/.installed
+	@$(BIN)/gated-rl run retail --service local --run-dir runs --run-id demo-retail || \
+	  { code=$$?; [ $$code -eq 10 ] || [ $$code -eq 11 ] || exit $$code; }
 
 test: $(VENV)/.installed-dev
 	@$(TEST_ENV) $(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow and not bench and not network"

@@ -48,6 +48,7 @@ def build_parser() -> argparse.ArgumentParser:
         _add_audit,
         _add_diagnose,
         _add_investigate,
+        _add_warm_start,
         _add_conformance,
         _add_serve_local,
         _add_ui,
@@ -321,6 +322,32 @@ def _add_conformance(commands: "_Commands") -> None:
     command.set_defaults(handler=_conformance)
 
 
+def _add_warm_start(commands: "_Commands") -> None:
+    command = commands.add_parser(
+        "warm-start",
+        help="make the adapter that both arms of a comparison start from",
+        description="Supervised steps on audited demonstrations of training tasks, with success on "
+        "training tasks before and after. The same command goes on with one that was stopped, and "
+        "gives the same bits at the same number of threads.",
+    )
+    command.add_argument("spec", metavar="SPEC", help="a shipped spec's name, or a file")
+    command.add_argument("--out", required=True, metavar="DIR", help="gets the adapter")
+    command.add_argument(
+        "--execution", metavar="FILE", help="execution file (default: beside SPEC)"
+    )
+    command.add_argument(
+        "--threads", type=int, default=1, metavar="N", help="threads of the service (default: 1)"
+    )
+    command.add_argument(
+        "--episodes",
+        type=int,
+        default=36,
+        metavar="N",
+        help="training tasks played before and after (default: 36)",
+    )
+    command.set_defaults(handler=_warm_start)
+
+
 def _add_serve_local(commands: "_Commands") -> None:
     command = commands.add_parser(
         "serve-local",
@@ -446,6 +473,12 @@ def _sweep(args: argparse.Namespace) -> int:
     from deploy.commands.sweep import sweep  # noqa: PLC0415 - Prefect takes seconds to load
 
     return sweep(args)
+
+
+def _warm_start(args: argparse.Namespace) -> int:
+    from deploy.commands.warm_start import warm_start  # noqa: PLC0415 - loads torch
+
+    return warm_start(args)
 
 
 def _serve_local(args: argparse.Namespace) -> int:

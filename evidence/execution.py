@@ -248,6 +248,7 @@ def contradictions(spec: Spec, execution: ExecutionFile) -> list[Finding]:
         *_optimizer(spec, execution),
         *_restoration(spec, execution),
         *_roles(spec, execution),
+        *_warm_start(spec, execution),
     ]
 
 
@@ -318,6 +319,20 @@ def _roles(spec: Spec, execution: ExecutionFile) -> Iterator[Finding]:
             if name not in execution.roles and name not in execution.arms:
                 expected = f"an arm of this name or role (criterion {criterion.id} weighs it)"
                 yield Finding("arms", name, expected)
+
+
+def _warm_start(spec: Spec, execution: ExecutionFile) -> Iterator[Finding]:
+    """A warm start on generated demonstrations is declared in the spec, or it is none."""
+    features = spec.experiment_features
+    if execution.warm_start is None:
+        if features.get("warmup_adaptation") is True:
+            expected = "settings, since the spec declares warmup_adaptation"
+            yield Finding("warm_start", None, expected)
+        return
+    for name in ("warmup_adaptation", "generated_training_data"):
+        if features.get(name) is not True:
+            expected = f"null, or experiment_features.{name}: true in the spec"
+            yield Finding("warm_start", "a warm start", expected)
 
 
 def _family(optimizer: str) -> str:

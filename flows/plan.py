@@ -15,6 +15,7 @@ from flows.distillation import refuse_distillation
 from tasks.patience import RetryPolicy
 from tasks.progress import Progress, silent
 from tasks.service_settings import ServiceSettings
+from tasks.warm_start import check_warm_start
 
 _ARM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 ACCEPTABLE_GATES = ("correctness", "restoration", "activation", "feasibility")
@@ -112,8 +113,7 @@ def refuse_unsupported(spec: Spec, execution: ExecutionFile) -> None:
             expected = "a binary form: the protocol returns no top-K log-probabilities in training"
             raise InputError(f"arms.{name}.loss.divergence", divergence, expected)
     refuse_distillation(execution)
-    if execution.warm_start is not None:
-        raise InputError("warm_start", "a warm start", "null (not supported yet)")
+    check_warm_start(execution)
 
 
 def refuse_arm_names(names: Sequence[str]) -> None:

@@ -18,11 +18,21 @@ async def check_generated_data(ctx: RunContext) -> GateAnswer:
     """Judge the audit of generated training data; not applicable where none is generated.
 
     An environment that generates tasks offers the audit's report and files; one that does not
-    offers nothing, and where an audit is required its absence is what is found.
+    offers nothing, and where an audit is required its absence is what is found. Writes: the event
+    `generation` with yield and seconds, which feasibility rests on.
     """
     offered = getattr(ctx.environment, "generation_report", None)
     report: dict[str, Any] | None = offered() if callable(offered) else None
     report = report or {}
+    if report.get("seconds"):
+        counts = report["report"]["counts"]
+        ctx.run.append(
+            "generation",
+            attempted=counts["generated"],
+            accepted=counts["accepted"],
+            audited=len(report["report"]["samples"]),
+            seconds=report["seconds"],
+        )
     result = generation_audit.validate_for_spec(
         ctx.spec.raw,
         report.get("report"),

@@ -93,6 +93,19 @@ class Reachability:
         """
         return await self._json(f"/local/checkpoints?path={quote(uri, safe='')}")
 
+    async def import_adapter(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """Hand an adapter to the embedded service; returns its report about the checkpoint.
+
+        Raises:
+            ServiceOutage: if it could not be handed over.
+            PermanentServiceError: if the service refuses it, with the reason.
+        """
+        answer = await self._answer("POST", "/local/adapters", document)
+        if answer is None:
+            text = "no endpoint for adapters"
+            raise PermanentServiceError(text, what="POST /local/adapters", final=True)
+        return answer
+
     async def _described(self, answer: httpx.Response) -> ServerInfo:
         if answer.status_code in (401, 403):
             raise PermanentServiceError(
@@ -103,31 +116,43 @@ class Reachability:
         return ServerInfo(models=_model_names(answer), local=await self._json("/local/info") or {})
 
     async def _json(self, path: str) -> dict[str, Any] | None:
+        return await self._answer("GET", path)
+
+    async def _answer(
+        self, method: str, path: str, document: Mapping[str, Any] | None = None
+    ) -> dict[str, Any] | None:
         """Ask until there is an answer, for `deadlines.reach` seconds; None only for "not here"."""
         deadline, delay = self._clock.now() + self._settings.deadlines.reach, 0.5
         while True:
-            answer, error = await self._asked(path)
+            answer, error = await self._asked(method, path, document)
             if answer is not None and answer.status_code in _HAS_IT_NOT:
                 return None
             if answer is not None and isinstance(body := _body(answer), dict):
                 return body
             if answer is not None and answer.status_code in _REFUSED:
-                raise PermanentServiceError(error, what=f"GET {path}", final=True)
+                raise PermanentServiceError(error, what=f"{method} {path}", final=True)
             if self._clock.now() + delay >= deadline:
                 failure = Failure(FailureKind.OUTAGE, error)
-                raise ServiceOutage(error, what=f"GET {path}", failure=failure)
+                raise ServiceOutage(error, what=f"{method} {path}", failure=failure)
             await self._clock.sleep(delay)
             delay = min(2.0 * delay, 5.0)
 
-    async def _asked(self, path: str) -> tuple[httpx.Response | None, str]:
+    async def _asked(
+        self, method: str, path: str, document: Mapping[str, Any] | None
+    ) -> tuple[httpx.Response | None, str]:
         """The answer, if there is one, and what to say where it is no use."""
         try:
-            answer = await self._get(path, seconds=15.0)
+            answer = await self._send(method, path, document, seconds=15.0)
         except httpx.HTTPError as problem:
             return None, f"{type(problem).__name__}: {problem}"
         return answer, f"HTTP {answer.status_code}: {answer.text[:200]}"
 
     async def _get(self, path: str, *, seconds: float) -> httpx.Response:
+        return await self._send("GET", path, None, seconds=seconds)
+
+    async def _send(
+        self, method: str, path: str, document: Mapping[str, Any] | None, *, seconds: float
+    ) -> httpx.Response:
         headers = {"X-API-Key": self._settings.api_key(), **self._settings.headers()}
         secure = self._base.startswith("https://")
         async with httpx.AsyncClient(
@@ -136,7 +161,7 @@ class Reachability:
             verify=secure,  # loading certificates takes longer than a request to this machine
             trust_env=not self._settings.is_loopback,
         ) as client:
-            return await client.get(self._base + _PREFIX + path)
+            return await client.request(method, self._base + _PREFIX + path, json=document)
 
 
 def _body(answer: httpx.Response) -> Any:

@@ -232,7 +232,11 @@ class Service:
             )
 
         what = f"open sampler {label}"
-        client, sampler = await self.retrying(what, lambda: self._attempt(what, make))
+        client, sampler = await self.retrying(
+            what,
+            lambda: self._attempt(what, make),
+            from_scratch=path is None,  # weights that are gone must be published again first
+        )
         return ServiceSampler(self, sampler, label=label, session=client)
 
     def retry_config(self) -> RetryConfig:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -18,7 +19,9 @@ from deploy.local_service.byte_tokenizer import write_json
 from deploy.local_service.optimizer import AdamW, AdamWConfig
 from evidence.errors import ConflictError, InputError
 
-_ADAPTER, _OPTIMIZER, _RECORD = "adapter.safetensors", "optimizer.safetensors", "adapter.json"
+ADAPTER_FILE, RECORD_FILE = "adapter.safetensors", "adapter.json"
+"""Names of the files of an adapter's parameters, and of what they belong to."""
+_OPTIMIZER = "optimizer.safetensors"
 _FORMAT = 1
 
 
@@ -40,18 +43,16 @@ def save_checkpoint(
         OSError: if it cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    if (folder / _RECORD).exists():
+    if (folder / RECORD_FILE).exists():
         raise ConflictError("folder", str(folder), "one without a checkpoint")
-    record: dict[str, Any] = {
-        "format": _FORMAT,
-        "base_model": base.name,
-        "base_sha256": base.sha256,
-        "lora_config": asdict(adapter.config),
-        "adapter_sha256": adapter.sha256(),
-        "optimizer": None,
-    }
+    record = checkpoint_record(
+        base_model=base.name,
+        base_sha256=base.sha256,
+        lora_config=asdict(adapter.config),
+        adapter_sha256=adapter.sha256(),
+    )
     parameters = {name: value.contiguous() for name, value in adapter.parameters.items()}
-    _save(folder / _ADAPTER, parameters)
+    _save(folder / ADAPTER_FILE, parameters)
     if optimizer is not None:
         _save(folder / _OPTIMIZER, {"first": optimizer.first, "second": optimizer.second})
         last = optimizer.last_config
@@ -61,9 +62,23 @@ def save_checkpoint(
             "last_config": None if last is None else asdict(last),
             "sha256": optimizer.sha256(),
         }
-    write_json(folder / _RECORD, record)
-    _sync(folder / _RECORD)
+    write_json(folder / RECORD_FILE, record)
+    _sync(folder / RECORD_FILE)
     _sync(folder)
+
+
+def checkpoint_record(
+    *, base_model: str, base_sha256: str, lora_config: dict[str, Any], adapter_sha256: str
+) -> dict[str, Any]:
+    """Return the record of a checkpoint without optimizer state."""
+    return {
+        "format": _FORMAT,
+        "base_model": base_model,
+        "base_sha256": base_sha256,
+        "lora_config": lora_config,
+        "adapter_sha256": adapter_sha256,
+        "optimizer": None,
+    }
 
 
 def read_record(folder: Path) -> dict[str, Any]:
@@ -72,7 +87,7 @@ def read_record(folder: Path) -> dict[str, Any]:
     Raises:
         InputError: if the folder holds no complete checkpoint.
     """
-    path = folder / _RECORD
+    path = folder / RECORD_FILE
     if not path.is_file():
         raise InputError(str(path), "no file", "the record of a complete checkpoint")
     record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -97,7 +112,7 @@ def load_checkpoint(
     if record["base_sha256"] != base.sha256:
         raise InputError("base_sha256", record["base_sha256"], base.sha256, where=str(folder))
     adapter = Adapter(base.shape, LoraConfig(**record["lora_config"]))
-    _fill(adapter, load_file(folder / _ADAPTER), folder)
+    _fill(adapter, _tensors(folder / ADAPTER_FILE), folder)
     _expect("adapter_sha256", adapter.sha256(), record["adapter_sha256"], folder)
     optimizer = AdamW(len(adapter.flat))
     if with_optimizer:
@@ -114,12 +129,22 @@ def load_checkpoint(
     return adapter, optimizer
 
 
+def _tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise InputError(path.name, str(error), "a safetensors file", where=str(path)) from error
+
+
 def _fill(adapter: Adapter, parameters: dict[str, Tensor], folder: Path) -> None:
     if parameters.keys() != adapter.parameters.keys():
         raise InputError(
-            _ADAPTER, sorted(parameters), "the parameters of its lora_config", where=str(folder)
+            ADAPTER_FILE, sorted(parameters), "the parameters of its lora_config", where=str(folder)
         )
     for name, value in parameters.items():
+        expected = list(adapter.parameters[name].shape)
+        if list(value.shape) != expected:
+            raise InputError(name, list(value.shape), f"shape {expected}", where=str(folder))
         adapter.parameters[name].copy_(value)
 
 

@@ -3,6 +3,7 @@
 ``GET  /api/v1/local/info``               base digests and their source, dtype, threads, versions
 ``GET  /api/v1/local/models/{model_id}``  optimizer family, configuration and steps, digests, journal
 ``GET  /api/v1/local/checkpoints?path=``  kind, scope, immutability, digests of one checkpoint
+``POST /api/v1/local/adapters``           takes in an adapter that was trained elsewhere
 ``GET|POST|DELETE /api/v1/local/faults``  only with ``--allow-faults``
 """
 
@@ -16,6 +17,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict
 
 from deploy.local_service import records
+from deploy.local_service.adapter_import import ImportAdapter, import_adapter
 from deploy.local_service.faults import FAULTS
 from deploy.local_service.service import Service
 from deploy.local_service.transport_faults import FaultRule, TransportFaults
@@ -46,6 +48,12 @@ def router(service: Service, transport: TransportFaults | None) -> APIRouter:
     @api.get("/checkpoints")
     async def checkpoint(path: str) -> dict[str, Any]:
         return records.checkpoint_info(service, path)
+
+    @api.post("/adapters")
+    async def adapter(body: ImportAdapter) -> dict[str, Any]:
+        base = await service.context.bases.ensure(body.base_model)
+        kept = service.context.engine.call(lambda: import_adapter(service, body, base))
+        return records.checkpoint_info(service, await asyncio.wrap_future(kept))
 
     if transport is not None:
         _add_faults(api, service, transport)

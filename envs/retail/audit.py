@@ -1,6 +1,7 @@
 """The audit of the generated training tasks: executed, and solved again without their labels."""
 
 import json
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,11 +19,13 @@ def generation_report(*, sample_seed: int = 0) -> dict[str, Any]:
     """Audit the generated training tasks: every one is executed, and solved again blind.
 
     Returns:
-        `report` in the contract's form, `tasks` (the rows of its dataset file) and `evaluation`
-        (the rows of its held-out file).
+        `report` in the contract's form, `tasks` (the rows of its dataset file), `evaluation` (the
+        rows of its held-out file), and the `seconds` that `generation` and `audit` took.
     """
+    started = time.perf_counter()
     train, held_out = build_tasks()
     rows = [_row(task) for task in train]
+    generated = time.perf_counter()
     accepted = [task for task, row in zip(train, rows, strict=True) if _accepted(row)]
     samples = [_sample(task) for task in accepted]
     labels = {row["item_id"]: row["answer"] for row in rows}
@@ -45,7 +48,8 @@ def generation_report(*, sample_seed: int = 0) -> dict[str, Any]:
         "overlap_count": _overlaps(train, held_out),
     }
     evaluation = [{"item_id": task.task_id, "prompt": task.opening} for task in held_out]
-    return {"report": report, "tasks": rows, "evaluation": evaluation}
+    seconds = {"generation": generated - started, "audit": time.perf_counter() - generated}
+    return {"report": report, "tasks": rows, "evaluation": evaluation, "seconds": seconds}
 
 
 def _row(task: RetailTask) -> dict[str, Any]:

@@ -1,11 +1,17 @@
 """Demonstrations for the warm start, played by the scripted agent on training tasks."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from envs.data_order import epoch_order
 from envs.errors import EnvInputError
 from envs.protocols import Episode, EpisodeSettings
 from envs.rendering import ChatRenderer
-from envs.retail.environment import RetailEnvironment
 from envs.retail.scripted_agent import ScriptedPolicy, ideal_turns
+
+if TYPE_CHECKING:
+    from envs.retail.environment import RetailEnvironment
 
 _SETTINGS = EpisodeSettings(max_tokens=4096, max_turns=16)
 

@@ -17,6 +17,7 @@ from envs.rendering import ChatRenderer
 from envs.retail import data, rule_judge, scripted_user, tasks, tools
 from envs.retail.audit import generation_report
 from envs.retail.data import database_sha256, fresh_database
+from envs.retail.demonstrations import demonstrations
 from envs.retail.policy import system_text
 from envs.retail.rule_judge import RuleJudge
 from envs.retail.scripted_user import ScriptedUser
@@ -182,6 +183,10 @@ class RetailEnvironment:
     def generation_report(self) -> dict[str, Any]:
         """The audit of the training tasks, which are generated; see `envs.retail.audit`."""
         return generation_report()
+
+    async def demonstrations(self, count: int, *, seed: int) -> list[Episode]:
+        """Solved training tasks for a warm start; see `envs.retail.demonstrations`."""
+        return await demonstrations(self, renderer=self._renderer, count=count, seed=seed)
 
     def teacher_sequence(
         self,

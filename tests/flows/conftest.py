@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 
 from deploy.local_service.launch import LocalService
+from deploy.local_service.model_store import resolve
+from envs.protocols import Environment
+from envs.registry import make_environment
 from evidence.execution import ExecutionFile
 from evidence.profile import unscaled
 from evidence.run import Run
@@ -17,6 +20,7 @@ from flows.outcome import Outcome
 from flows.plan import RunPlan
 from flows.run import run_comparison
 from tasks.service_settings import ServiceSettings
+from tasks.tokenizers import load_tokenizer
 from tests.flows import tiny_spec
 
 PlanMaker = Callable[..., RunPlan]
@@ -61,3 +65,12 @@ def whole_run(
     folder = tmp_path_factory.mktemp("whole")
     outcome = run_comparison(make_plan(folder, local_service.url))
     return Run.open(f"{folder}/run"), outcome
+
+
+@pytest.fixture(scope="module")
+def retail_environment(local_service: LocalService) -> Environment:
+    """The embedded shop, over the tiny model's tokenizer."""
+    folder = resolve("tiny").folder
+    return make_environment(
+        "retail", {}, tokenizer=load_tokenizer(str(folder)), renderer="qwen3_instruct"
+    )

@@ -1,0 +1,311 @@
+"""A warm start: the same data every time, one checkpoint for both arms, and no adapter but its own."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from deploy.adapter_export import write_record, write_tensors
+from deploy.cli import main
+from deploy.local_service.launch import LocalService
+from evidence.errors import InputError
+from evidence.execution import ExecutionFile, contradictions
+from evidence.run import Run
+from evidence.run_settings import WarmStart
+from evidence.spec import Spec
+from flows.outcome import Outcome
+from flows.run import run_comparison
+from tasks.adapter_files import find_adapter
+from tasks.demonstration_data import epoch_batches, make_demonstrations
+from tests.flows import retail_spec
+from tests.flows.conftest import make_plan
+from tests.flows.tiny_spec import Document
+
+WARM_START: Document = {
+    "demonstrations": 3,
+    "epochs": 2,
+    "batch_size": 2,
+    "learning_rate": 0.01,
+    "seed": 0,
+}
+AUDIT: Document = {
+    "required": True,
+    "answer_comparison": "categorical_exact",
+    "min_sample_size": 200,
+    "max_label_errors": 0,
+    "max_eval_overlaps": 0,
+}
+
+
+def warm_spec() -> Document:
+    """The small shop comparison, with a warm start declared."""
+    document = retail_spec.spec(generation_audit=AUDIT)
+    document["experiment_features"] |= {"warmup_adaptation": True, "generated_training_data": True}
+    return document
+
+
+def warm_execution(document: Document, **changes: Any) -> Document:
+    """Its execution file, with settings of the warm start changed."""
+    return retail_spec.execution(document, warm_start=WARM_START | changes)
+
+
+@pytest.fixture(scope="module")
+def warm_run(
+    tmp_path_factory: pytest.TempPathFactory, local_service: LocalService
+) -> tuple[Run, Outcome]:
+    """A whole run whose warm start is trained through the protocol."""
+    folder, document = tmp_path_factory.mktemp("warm"), warm_spec()
+    plan = make_plan(
+        folder, local_service.url, document=document, execution=warm_execution(document)
+    )
+    outcome = run_comparison(plan)
+    return Run.open(f"{folder}/run"), outcome
+
+
+def report_of(service: LocalService, uri: str) -> dict[str, Any]:
+    with httpx.Client(trust_env=False, base_url=service.url) as client:
+        answer = client.get("/api/v1/local/checkpoints", params={"path": uri})
+    found: dict[str, Any] = answer.raise_for_status().json()
+    return found
+
+
+@pytest.fixture(scope="module")
+def adapter(
+    tmp_path_factory: pytest.TempPathFactory,
+    warm_run: tuple[Run, Outcome],
+    local_service: LocalService,
+) -> Path:
+    """The warm start's adapter, exported as it would be shipped."""
+    folder = tmp_path_factory.mktemp("adapter")
+    event = warm_run[0].events("warm_start")[0]
+    blob = report_of(local_service, event["uri"])["blob"]
+    record = write_tensors(local_service.settings.store / "blobs" / blob, folder)
+    write_record(record | {"demonstrations_sha256": event["demonstrations_sha256"]}, folder)
+    return folder
+
+
+def record_of(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "adapter.json").read_text())
+    return found
+
+
+def copied(folder: Path, target: Path, **changes: Any) -> Path:
+    """A copy of an adapter with fields of its record changed."""
+    target.mkdir()
+    (target / "adapter.safetensors").write_bytes((folder / "adapter.safetensors").read_bytes())
+    write_record(record_of(folder) | changes, target)
+    return target
+
+
+def test_run_with_a_warm_start_reaches_a_verdict(warm_run: tuple[Run, Outcome]) -> None:
+    run, outcome = warm_run
+
+    assert (outcome.exit_kind, outcome.verdict) == ("inconclusive", "inconclusive")
+    assert run.gates()["generation_audit"].status == "passed"
+    assert run.gates()["restoration"].status == "passed"
+
+
+def test_both_arms_prove_by_its_uri_that_they_loaded_the_one_checkpoint(
+    warm_run: tuple[Run, Outcome], local_service: LocalService
+) -> None:
+    """Immutable, full, optimizer without a step; and the adapter is that of the warm start."""
+    run, _ = warm_run
+    (made,), (warm,) = run.events("initialization"), run.events("warm_start")
+    trained = report_of(local_service, warm["uri"])
+    proofs = [
+        json.loads(path.read_text())
+        for path in Path(run.path).glob("files/initialization-provenance-*.json")
+    ]
+    starts = [arm["initialization"] for proof in proofs for arm in proof["arms"]]
+
+    assert {start["checkpoint_uri"] for start in starts} == {made["uri"]}
+    assert {start["loaded_checkpoint_uri"] for start in starts} == {made["uri"]}
+    assert {start["checkpoint_scope"] for start in starts} == {"full_initialization"}
+    assert {start["adapter_sha256"] for start in starts} == {trained["adapter_sha256"]}
+    assert (made["report"]["immutable"], made["report"]["optimizer_steps"]) == (True, 0)
+    assert (trained["scope"], trained["optimizer_steps"]) == ("training_state", 4)
+
+
+def test_supervised_steps_lower_the_loss(warm_run: tuple[Run, Outcome]) -> None:
+    """Three demonstrations in batches of two: two steps an epoch."""
+    first, second = (event["losses"] for event in warm_run[0].events("warm_start_epoch"))
+
+    assert (len(first), len(second)) == (2, 2)
+    assert second[1] < first[0]
+
+
+def test_demonstrations_are_kept_and_are_of_training_tasks(warm_run: tuple[Run, Outcome]) -> None:
+    run, _ = warm_run
+    lines = run.read_bytes("files/warm-start-demonstrations.jsonl").splitlines()
+    rows = [json.loads(line) for line in lines]
+
+    assert [row["item_id"] for row in rows] == ["retail-W184", "retail-W127", "retail-W149"]
+    assert rows[0]["text"].startswith("Please tell me your email.\n<tool_call>")
+
+
+def test_shipped_adapter_takes_the_place_of_the_steps(
+    adapter: Path, local_service: LocalService, tmp_path: Path
+) -> None:
+    """The initialization checkpoint holds exactly the adapter that the execution file names."""
+    document = warm_spec()
+    execution = warm_execution(
+        document, adapter=str(adapter), adapter_sha256=record_of(adapter)["adapter_sha256"]
+    )
+    plan = make_plan(tmp_path, local_service.url, document=document, execution=execution, limit=1)
+
+    outcome = run_comparison(plan)
+
+    run = Run.open(f"{tmp_path}/run")
+    (warm,), (made,) = run.events("warm_start"), run.events("initialization")
+    assert (warm["how"], warm["why"]) == ("shipped adapter", None)
+    assert run.events("warm_start_epoch") == []
+    assert made["report"]["adapter_sha256"] == record_of(adapter)["adapter_sha256"]
+    assert run.gates()["restoration"].status == "passed"
+    assert outcome.exit_kind == "inconclusive"
+
+
+def test_adapter_of_another_digest_is_refused_at_launch(adapter: Path, tmp_path: Path) -> None:
+    document = warm_spec()
+    execution = warm_execution(document, adapter=str(adapter), adapter_sha256="0" * 64)
+
+    with pytest.raises(InputError) as error:
+        make_plan(tmp_path, "http://127.0.0.1:1", document=document, execution=execution)
+
+    assert error.value.field == "warm_start.adapter_sha256"
+
+
+def test_changed_tensors_are_refused(adapter: Path, tmp_path: Path) -> None:
+    folder = copied(adapter, tmp_path / "changed")
+    tensors = bytearray((folder / "adapter.safetensors").read_bytes())
+    tensors[-1] ^= 1
+    (folder / "adapter.safetensors").write_bytes(tensors)
+
+    with pytest.raises(InputError, match="file_sha256"):
+        find_adapter(str(folder), sha256=None)
+
+
+def test_missing_adapter_names_what_there_is() -> None:
+    with pytest.raises(InputError, match=r"warm_start.adapter is 'nowhere'.*retail"):
+        find_adapter("nowhere", sha256=None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"base_sha256": "1" * 64}, "belongs to the base 1111111111111111"),
+        ({"demonstrations_sha256": "2" * 64}, "was trained on other demonstrations"),
+        ({"base_model": "large"}, "belongs to large"),
+    ],
+)
+def test_adapter_that_does_not_fit_is_trained_again(
+    adapter: Path,
+    local_service: LocalService,
+    tmp_path: Path,
+    changes: dict[str, Any],
+    why: str,
+) -> None:
+    """The reason is kept; nothing of the adapter is used."""
+    folder = copied(adapter, tmp_path / "other", **changes)
+    document = warm_spec()
+    document["correctness_preflight"]["paths"] = []  # the run stops behind the warm start
+    execution = warm_execution(document, adapter=str(folder), epochs=1)
+    plan = make_plan(tmp_path, local_service.url, document=document, execution=execution)
+
+    warm = asyncio.run(_warm_start_of(plan))
+
+    assert warm["how"] == "trained through the protocol"
+    assert why in warm["why"]
+    assert warm["adapter_sha256"] is None
+
+
+async def _warm_start_of(plan: Any) -> dict[str, Any]:
+    """The event of a plan's warm start, without the gates around it."""
+    from flows.run import open_run  # noqa: PLC0415
+    from tasks.context import RunContext  # noqa: PLC0415
+    from tasks.initialization import ensure_initialization  # noqa: PLC0415
+    from tasks.service import Service  # noqa: PLC0415
+
+    run, service = open_run(plan), Service(plan.service)
+    ctx = RunContext(
+        run=run,
+        spec=plan.spec,
+        execution=plan.execution,
+        service=service,
+        server=await service.reach(),
+    )
+    try:
+        await ensure_initialization(ctx)
+    finally:
+        await service.release_all()
+    found: dict[str, Any] = run.events("warm_start")[0]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("feature", "given", "field"),
+    [
+        ("warmup_adaptation", True, "warm_start"),
+        ("generated_training_data", True, "warm_start"),
+        ("warmup_adaptation", False, "warm_start"),
+    ],
+)
+def test_warm_start_and_spec_must_agree(feature: str, given: bool, field: str) -> None:
+    """Neither a warm start that is not declared nor a declared one without settings."""
+    document = warm_spec()
+    if given:
+        document["experiment_features"][feature] = False
+    execution = warm_execution(document)
+    if not given:
+        del execution["warm_start"]
+
+    findings = contradictions(Spec.parse(document), ExecutionFile.parse(execution))
+
+    assert [finding.field for finding in findings] == [field]
+
+
+def test_batches_of_an_epoch_hold_every_demonstration_once() -> None:
+    settings = WarmStart.model_validate(WARM_START | {"demonstrations": 5})
+
+    assert epoch_batches(settings, 0) == [[4, 2], [3, 1], [0]]
+    assert sorted(chain.from_iterable(epoch_batches(settings, 1))) == [0, 1, 2, 3, 4]
+    assert epoch_batches(settings, 1) != epoch_batches(settings, 0)
+
+
+def test_demonstrations_of_unaudited_tasks_are_refused(
+    monkeypatch: pytest.MonkeyPatch, retail_environment: Any
+) -> None:
+    report = copy.deepcopy(retail_environment.generation_report())
+    for row in report["tasks"]:
+        row["disposition"] = "rejected"
+    monkeypatch.setattr(type(retail_environment), "generation_report", lambda self: report)
+
+    with pytest.raises(InputError, match="one of a task that the audit accepted"):
+        asyncio.run(make_demonstrations(retail_environment, WarmStart.model_validate(WARM_START)))
+
+
+def test_command_makes_an_adapter_and_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On the tiny model; a second call refuses to overwrite what the first has made."""
+    document = warm_spec()
+    (tmp_path / "shop.json").write_text(json.dumps(document))
+    (tmp_path / "shop.execution.json").write_text(json.dumps(warm_execution(document)))
+    command = ["warm-start", str(tmp_path / "shop.json"), "--out", str(tmp_path / "made")]
+
+    assert main([*command, "--episodes", "2"]) == 0
+    record = record_of(tmp_path / "made")
+    assert record["measured"]["after"]["episodes"] == 2
+    assert record["training"]["demonstrations"] == 3
+    assert record["warm_start"] == WARM_START
+    assert find_adapter(str(tmp_path / "made"), sha256=record["adapter_sha256"]).record == record
+    assert "Warm start: composite_rubric_score" in capsys.readouterr().out
+
+    assert main(command) == 2
+    assert "a folder without adapter.json" in capsys.readouterr().err
