@@ -3,11 +3,13 @@
 Each holder creates the object of the next token, which only one can; the token of the newest
 object names the holder. A holder that stops giving signs of life is passed over after its lease
 ran out. It notices by itself, since it stops at its own deadline, which is earlier: the claimant
-waits `SKEW_SECONDS` longer, the largest difference between two machines' clocks that is allowed.
+waits `skew_seconds` longer, the largest difference between two machines' clocks that is allowed.
 """
 
 from __future__ import annotations
 
+import math
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -17,8 +19,37 @@ from typing import Any, Protocol
 from evidence.canonical import canonical_bytes, loads_strict
 from evidence.errors import ConflictError, InputError
 
+LEASE_SECONDS = 60.0
 SKEW_SECONDS = 5.0
+LEASE_VARIABLE = "GATED_RL_LEASE_SECONDS"
+SKEW_VARIABLE = "GATED_RL_CLOCK_SKEW_SECONDS"
 Clock = Callable[[], datetime]
+
+
+def lease_seconds(environment: Mapping[str, str] | None = None) -> float:
+    """Return how long a lease lasts without a sign of life: a minute, or what the variable says.
+
+    The holder alone decides it; a claimant reads when the lease runs out.
+    """
+    return _seconds(environment, LEASE_VARIABLE, LEASE_SECONDS)
+
+
+def skew_seconds(environment: Mapping[str, str] | None = None) -> float:
+    """Return the largest difference between two machines' clocks: 5 s, or what the variable says."""
+    return _seconds(environment, SKEW_VARIABLE, SKEW_SECONDS)
+
+
+def _seconds(environment: Mapping[str, str] | None, name: str, default: float) -> float:
+    text = (os.environ if environment is None else environment).get(name)
+    if not text:
+        return default
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not (seconds > 0.0 and math.isfinite(seconds)):
+        raise InputError(name, text, "seconds above 0")
+    return seconds
 
 
 def utc_now() -> datetime:
@@ -138,7 +169,7 @@ def acquire_lease(
     *,
     holder: Mapping[str, Any],
     clock: Clock = utc_now,
-    lease_seconds: float = 60.0,
+    seconds: float | None = None,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> Lease:
     """Take the lease of a store.
@@ -147,7 +178,7 @@ def acquire_lease(
         files: the store.
         holder: facts that name the holder, shown to others.
         clock: current time with zone.
-        lease_seconds: how long the lease lasts without a sign of life.
+        seconds: how long the lease lasts without a sign of life; `lease_seconds` by default.
         monotonic: a clock that never goes back, seconds.
 
     Raises:
@@ -162,7 +193,7 @@ def acquire_lease(
         token=token,
         holder=holder,
         clock=clock,
-        lease_seconds=lease_seconds,
+        lease_seconds=lease_seconds() if seconds is None else seconds,
         monotonic=monotonic,
     )
     claim, path = lease.record(), _path(token, "claim")
@@ -185,7 +216,7 @@ def lease_holder(files: LeaseFiles, *, clock: Clock = utc_now) -> dict[str, Any]
         until = datetime.fromisoformat(record["expires_at"])
     except (KeyError, TypeError, ValueError):
         raise InputError("expires_at", record, "a time with zone", where=files.url) from None
-    if clock() > until + timedelta(seconds=SKEW_SECONDS):
+    if clock() > until + timedelta(seconds=skew_seconds()):
         return None
     return {**record["holder"], "token": token}
 

@@ -203,9 +203,12 @@ class LocalStore:
             shown = ", ".join(f"{name} {value}" for name, value in sorted(found.items()))
             raise ConflictError("lock", shown, "no other process", where=self.url) from None
         token = int(_read_holder(fd).get("token", 0)) + 1
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, json.dumps({**holder, "token": token}).encode(), 0)
-        self._remove_temporaries()
+        try:
+            _write_holder(fd, {**holder, "token": token})
+            self._remove_temporaries()
+        except BaseException:
+            os.close(fd)
+            raise
         return LocalLock(fd, token=token, where=self.url)
 
     def lock_holder(self) -> dict[str, Any] | None:
@@ -319,9 +322,22 @@ def _lock_soon(fd: int) -> bool:
     return False
 
 
+def _write_holder(fd: int, holder: Mapping[str, Any]) -> None:
+    """Put a holder over the one before it, whose token is never missing at any instant.
+
+    Were the file emptied first, a process killed in between would make tokens start again, and
+    every later holder would take the ledger's lines for those of a holder after itself.
+    """
+    data = json.dumps(holder).encode()
+    os.pwrite(fd, data, 0)
+    os.fsync(fd)
+    os.ftruncate(fd, len(data))
+
+
 def _read_holder(fd: int) -> dict[str, Any]:
+    text = os.pread(fd, 65536, 0).decode(errors="replace")
     try:
-        found = json.loads(os.pread(fd, 65536, 0))
+        found, _ = json.JSONDecoder().raw_decode(text)  # the end of a longer one may still follow
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}

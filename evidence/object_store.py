@@ -31,7 +31,8 @@ class ObjectStore:
         base: path of the prefix in it, without a protocol.
         url: the prefix as a person would write it.
         clock: current time with zone; leases are judged by it.
-        lease_seconds: how long a lease lasts without a sign of life.
+        lease_seconds: how long a lease lasts without a sign of life; `evidence.lease.lease_seconds`
+            by default.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class ObjectStore:
         *,
         url: str,
         clock: Clock = utc_now,
-        lease_seconds: float = 60.0,
+        lease_seconds: float | None = None,
     ) -> None:
         self._fs = fs
         self._base = base.rstrip("/")
@@ -141,9 +142,7 @@ class ObjectStore:
         Raises:
             ConflictError: if another process holds it; the message names the holder.
         """
-        lease = acquire_lease(
-            self, holder=holder, clock=self._clock, lease_seconds=self._lease_seconds
-        )
+        lease = acquire_lease(self, holder=holder, clock=self._clock, seconds=self._lease_seconds)
         lease.start()
         return lease
 

@@ -200,15 +200,19 @@ class Scoring:
 
     async def score(self, wanted: Sequence[tuple[int, Sequence[str]]]) -> None:
         """Score chunks of items side by side; those that a lost policy leaves out stay missing."""
-        sampler = await self._subject.open()
         try:
-            await settle_all([self._chunk(index, items, sampler) for index, items in wanted])
+            await self._ask(wanted)
         except ModelLost as error:
-            if error.failure is None:
+            if error.failure is None or error.final:
                 raise
             if len(_missing(self._ctx, self._subject, self._label, self._chunks)) < len(wanted):
                 self._patience.succeeded()
             await self._patience.wait(error.failure, f"evaluation of {self._subject.arm}")
+
+    async def _ask(self, wanted: Sequence[tuple[int, Sequence[str]]]) -> None:
+        sampler = await self._subject.open()
+        try:
+            await settle_all([self._chunk(index, items, sampler) for index, items in wanted])
         finally:
             await sampler.close()
 

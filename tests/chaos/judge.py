@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from evidence.run import Run
 from tests.chaos.campaign import Story
-from tests.chaos.world import World
+from tests.chaos.world import World, settle
 
 RESULT_FIELDS = ("status", "verdict", "outcome_reason", "metrics", "decision", "verdict_detail")
 
@@ -47,23 +45,23 @@ class Judgement:
 
 def judge(world: World, disturbed: tuple[Story, str], undisturbed: tuple[Story, str]) -> Judgement:
     """Compare two runs of the same documents, each with its story and its folder."""
-    with _variables(world.environment):
-        mine, other = (Run.open(f"{folder}/run") for _, folder in (disturbed, undisturbed))
-        loads = [event for event in mine.events("client_opened") if event["restore"] > 0]
-        digests, expected = mine.content_digests(), other.content_digests()
-        differing = digests.items() ^ expected.items()
-        return Judgement(
-            tables=len(expected),
-            differing=tuple(sorted({path for path, _ in differing})),
-            result_differs=(
-                *_differing(mine.result() or {}, other.result() or {}, RESULT_FIELDS),
-                *_differing(disturbed[0].outcome, undisturbed[0].outcome, ("exit_kind", "reason")),
-            ),
-            states_differ=_states_differ(world, mine, other),
-            sampled_again=_sampled_again(world, mine, disturbed[0].finished),
-            restores=len(loads),
-            replayed=sum(event["replayed_updates"] for event in loads),
-        )
+    settle(world.environment)
+    mine, other = (Run.open(f"{folder}/run") for _, folder in (disturbed, undisturbed))
+    loads = [event for event in mine.events("client_opened") if event["restore"] > 0]
+    digests, expected = mine.content_digests(), other.content_digests()
+    differing = digests.items() ^ expected.items()
+    return Judgement(
+        tables=len(expected),
+        differing=tuple(sorted({path for path, _ in differing})),
+        result_differs=(
+            *_differing(mine.result() or {}, other.result() or {}, RESULT_FIELDS),
+            *_differing(disturbed[0].outcome, undisturbed[0].outcome, ("exit_kind", "reason")),
+        ),
+        states_differ=_states_differ(world, mine, other),
+        sampled_again=_sampled_again(world, mine, disturbed[0].finished),
+        restores=len(loads),
+        replayed=sum(event["replayed_updates"] for event in loads),
+    )
 
 
 def _differing(mine: Mapping[str, Any], other: Mapping[str, Any], names: Any) -> list[str]:
@@ -102,18 +100,3 @@ def _sampled_again(world: World, run: Run, finished: Mapping[str, float]) -> tup
         if place in finished and request["at"] > finished[place]:
             again[place] += 1
     return tuple(sorted(again))
-
-
-@contextlib.contextmanager
-def _variables(values: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables for the length of a block."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

@@ -23,6 +23,7 @@ from flows.run import carry_out
 from tasks.patience import RetryPolicy
 from tasks.service_settings import Deadlines, ServiceSettings
 from tests.chaos.phases import Progress
+from tests.chaos.world import settle
 
 WRITES = ("append_line", "write_new", "replace")
 
@@ -56,7 +57,7 @@ class Attempt:
 
 def carry_on(attempt: Attempt, channel: Connection) -> None:
     """Carry the run on until it ends; every phase and finished part is told through the channel."""
-    os.environ.update(attempt.environment)
+    settle(attempt.environment)
     plan = RunPlan(
         scaled=unscaled(Spec.parse(attempt.spec), ExecutionFile.parse(attempt.execution)),
         service=ServiceSettings(url=attempt.url, deadlines=attempt.deadlines),

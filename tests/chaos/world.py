@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import fsspec
 import httpx
 
 from deploy.local_service import launch
@@ -104,6 +105,12 @@ class World:
             answer = client.request(method, url, json=body)
         answer.raise_for_status()
         return dict(json.loads(answer.content or b"{}"))
+
+
+def settle(environment: Mapping[str, str]) -> None:
+    """Set variables of this process; fsspec reads its own when it is imported, and here again."""
+    os.environ.update(environment)
+    fsspec.config.set_conf_env(fsspec.config.conf)
 
 
 @contextlib.contextmanager

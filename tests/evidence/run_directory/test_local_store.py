@@ -145,6 +145,22 @@ def test_lock_of_a_killed_process_is_free(tmp_path):
         lock.check()
 
 
+@pytest.mark.parametrize("call", ["ftruncate", "fsync", "pwrite"])
+def test_token_survives_a_kill_while_the_lock_is_taken(call, tmp_path, monkeypatch):
+    """Killed at any call of taking the lock: no later holder gets a token that was given out."""
+    LocalStore(tmp_path).acquire_lock({"host": "a host with a long name"}).release()
+
+    def killed(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, killed)
+        with pytest.raises(KeyboardInterrupt):
+            LocalStore(tmp_path).acquire_lock({"host": "b"})
+
+    assert LocalStore(tmp_path).acquire_lock({"host": "c"}).token >= 2
+
+
 def test_hidden_files_are_not_listed(store, tmp_path):
     (tmp_path / "run" / ".tmp-1-x").write_bytes(b"")
     lock = store.acquire_lock({})

@@ -43,7 +43,7 @@ def lease(store, time):
             store,
             holder={"host": name},
             clock=time.wall,
-            lease_seconds=60,
+            seconds=60,
             monotonic=time.monotonic,
         )
 
@@ -202,7 +202,7 @@ def test_lease_gives_signs_of_life_by_itself(store):
             store.replace(path, data)
             beaten.set()
 
-    lease = acquire_lease(Watched, holder={"host": "a"}, lease_seconds=0.3)
+    lease = acquire_lease(Watched, holder={"host": "a"}, seconds=0.3)
     lease.start()
 
     assert beaten.wait(timeout=20)
@@ -229,7 +229,7 @@ def test_lease_outlives_a_store_that_is_out_of_reach(store):
                 second.set()
             raise OSError("out of reach")
 
-    lease = acquire_lease(Away, holder={"host": "a"}, lease_seconds=0.3)
+    lease = acquire_lease(Away, holder={"host": "a"}, seconds=0.3)
     lease.start()
 
     assert second.wait(timeout=20)
