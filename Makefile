@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 \
             DO_NOT_TRACK=1 PREFECT_SERVER_ANALYTICS_ENABLED=false
 
-.PHONY: help demo demo-retail ui test test-slow mutants bench check format clean
+.PHONY: help demo demo-retail ui test test-slow mutants chaos bench check format clean
 
 help:
 	@echo "make demo       run a whole gated comparison on this machine (small real model, no account, no GPU)"
@@ -14,6 +14,7 @@ help:
 	@echo "make demo-retail  the same for conversations: GRPO against SDPO in a small shop (under 20 minutes)"
 	@echo "make test       run the tests"
 	@echo "make test-slow  run the longer tests"
+	@echo "make chaos      kill runs and their service at random moments; compare with undisturbed runs"
 	@echo "make mutants    try wrong versions of the validators and list which test catches each"
 	@echo "make bench      run the speed and memory comparisons (on a quiet machine)"
 	@echo "make check      run ruff, mypy and import-linter"
@@ -57,6 +58,10 @@ test-slow: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-dev
 	@OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -q -m bench tests/benchmarks
+
+# CHAOS="--store s3" puts the run directory on a local S3 server; --kills and --seed change the moments.
+chaos: $(VENV)/.installed-dev
+	@$(TEST_ENV) $(BIN)/python -m tests.chaos.runner $(CHAOS)
 
 mutants: $(VENV)/.installed-dev
 	@$(TEST_ENV) $(BIN)/python -m tests.mutants.runner

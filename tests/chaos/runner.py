@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def campaign(
     place: World, *, at_least: int, seed: int, kills: Mapping[str, int] = KILLS
 ) -> list[Case]:
-    """Disturb run after run until there were enough kills; every third trains for two epochs.
+    """Disturb run after run until there were enough kills; every other one has two epochs.
 
     Raises:
         RuntimeError: if the undisturbed run does not end, or the runs go through unharmed.
@@ -83,7 +83,7 @@ def campaign(
         number = len(cases)
         if number > at_least:
             raise RuntimeError(f"{number} runs, and fewer than {at_least} kills")
-        kind, documents = ("two epochs", two_epochs) if number % 3 == 1 else ("tiny", tiny)
+        kind, documents = ("two epochs", two_epochs) if (number + seed) % 2 == 0 else ("tiny", tiny)
         if kind not in references:
             place.behave()
             reference = Campaign(place, documents(), name=f"undisturbed-{kind.replace(' ', '-')}")
