@@ -5,11 +5,15 @@ log-probabilities of the batch. Adam's own first step would be a poor instrument
 the learning rate wherever a gradient is, so that a component of 1e-9 that two correct paths round
 to different signs counts as much as the largest. With an epsilon far above every gradient the step
 is gradient descent, and the movement is as large as the gradient.
+
+All steps start from one checkpoint: adapters without a seed differ from each other in the half that
+is not zero, and the movements with them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,26 +31,24 @@ from tasks.parity_measurements import (
     against_builtin_step,
     against_builtin_value,
 )
+from tasks.service import LoraSettings
 from tasks.trainer import Trainer
-
-Open = Callable[[str], Awaitable[Trainer]]
 
 WANTED_NATS = (0.05, 1.0)
 """Largest movement of a log-probability: far above what float32 rounds, within a model's life."""
-_FIRST_STEP = 1e-4
-_TRIES = 12
-_SPOILED_NATS = 5.0
+_FIRST_LENGTH = 1e-3
+_TRIES = 8
 
 
-def descent(adam: tinker.AdamParams, step: float) -> tinker.AdamParams:
-    """Settings that make Adam's step this multiple of the gradient.
+def descent(adam: tinker.AdamParams, length: float) -> tinker.AdamParams:
+    """Settings that make Adam's step so many times the gradient.
 
     Args:
         adam: the run's settings, of which only the second beta is kept.
-        step: learning rate of gradient descent.
+        length: learning rate of gradient descent.
     """
     return tinker.AdamParams(
-        learning_rate=step * EPSILON,
+        learning_rate=length * EPSILON,
         beta1=0.0,
         beta2=adam.beta2,
         eps=EPSILON,
@@ -62,7 +64,7 @@ async def compare_with_builtin(
     *,
     stock_batch: Sequence[TrainedSequence],
     before: Sequence[NDArray[np.float32]],
-    open_trainer: Open,
+    lora: LoraSettings,
 ) -> list[Comparison]:
     """The custom path against the built-in loss, each on a client of its own, one step each.
 
@@ -75,7 +77,7 @@ async def compare_with_builtin(
         batch: what the custom path is given.
         stock_batch: the same, with the advantages that the stock pipeline computes.
         before: log-probabilities of the batch under a fresh client.
-        open_trainer: makes a fresh client with this label.
+        lora: the adapter, without an optimizer held by the service.
     """
     stock = builtin_loss(loss)
     if stock is None:
@@ -92,13 +94,13 @@ async def compare_with_builtin(
         sent = [builtin_datum_of(sequence) for sequence in stock_batch]
         return await trainer.forward_backward(sent, name, config)
 
-    pair = _Pair(ctx, datums, before, open_trainer)
     try:
-        step = await pair.right_step(custom)
-        if step is None:
+        steps = _Steps(ctx, datums, before, lora, start=await _start(ctx, lora))
+        length = await steps.right_length(custom)
+        if length is None:
             return []
-        _, moved, _ = await pair.moved("custom", custom, step)
-        metrics, moved_stock, again = await pair.moved("builtin", builtin, step)
+        _, moved, _ = await steps.moved("custom", custom, length)
+        metrics, moved_stock, again = await steps.moved("builtin", builtin, length)
     except PermanentServiceError as error:
         ctx.run.append("builtin_not_compared", reason=str(error))
         return []
@@ -114,57 +116,56 @@ Work = Callable[[Trainer], Awaitable[dict[str, float]]]
 Scores = list[NDArray[np.float32]]
 
 
-class _Pair:
-    """Clients that start from the same weights and take one step of the same length."""
+async def _start(ctx: RunContext, lora: LoraSettings) -> str:
+    """A checkpoint of a fresh adapter."""
+    trainer = await ctx.service.create_trainer(lora, label="correctness-start")
+    try:
+        return await trainer.save("correctness-start")
+    finally:
+        await trainer.close()
 
-    def __init__(
-        self,
-        ctx: RunContext,
-        datums: Sequence[tinker.Datum],
-        before: Sequence[NDArray[np.float32]],
-        open_trainer: Open,
-    ) -> None:
-        self._ctx, self._datums, self._before = ctx, datums, before
-        self._open = open_trainer
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """Steps on clients that start from the same weights."""
+
+    ctx: RunContext
+    datums: Sequence[tinker.Datum]
+    before: Sequence[NDArray[np.float32]]
+    lora: LoraSettings
+    start: str
+
+    async def _open(self, label: str) -> Trainer:
+        label = f"correctness-{label}"
+        return await self.ctx.service.load_weights(self.start, self.lora, label=label)
 
     async def moved(
-        self, label: str, work: Work, step: float
+        self, label: str, work: Work, length: float
     ) -> tuple[dict[str, float], Scores, Scores]:
-        """Metrics of the work, and the scores after one step on a fresh client, asked for twice."""
-        trainer = await self._open(f"correctness-{label}")
+        """Metrics of the work, and the scores after one step of it, asked for twice."""
+        trainer = await self._open(label)
         try:
             metrics = await work(trainer)
-            await trainer.optim_step(descent(self._ctx.adam, step))
-            return metrics, await trainer.forward(self._datums), await trainer.forward(self._datums)
+            await trainer.optim_step(descent(self.ctx.adam, length))
+            return metrics, await trainer.forward(self.datums), await trainer.forward(self.datums)
         finally:
             await trainer.close()
 
-    async def right_step(self, work: Work) -> float | None:
+    async def right_length(self, work: Work) -> float | None:
         """Length of a step that moves the batch visibly; None, with an event, if there is none."""
-        step, trainer, at = _FIRST_STEP, None, list(self._before)
-        try:
-            for _ in range(_TRIES):
-                if trainer is None:
-                    trainer, at = await self._open("correctness-step"), list(self._before)
-                await work(trainer)
-                await trainer.optim_step(descent(self._ctx.adam, step))
-                after = await trainer.forward(self._datums)
-                size = _largest(after, at)
-                if WANTED_NATS[0] <= size <= WANTED_NATS[1]:
-                    return step
-                at, step = after, step * _factor(size)
-                if not size <= _SPOILED_NATS:
-                    await trainer.close()
-                    trainer = None
-        finally:
-            if trainer is not None:
-                await trainer.close()
+        length = _FIRST_LENGTH
+        for _ in range(_TRIES):
+            _, after, _ = await self.moved("length", work, length)
+            size = _largest(after, self.before)
+            if WANTED_NATS[0] <= size <= WANTED_NATS[1]:
+                return length
+            length *= _factor(size)
         reason = f"no step of the custom loss moves the batch by {WANTED_NATS[0]:g} nats or more"
-        self._ctx.run.append("builtin_not_compared", reason=reason)
+        self.ctx.run.append("builtin_not_compared", reason=reason)
         return None
 
 
-def _largest(after: Scores, before: Scores) -> float:
+def _largest(after: Scores, before: Sequence[NDArray[np.float32]]) -> float:
     moves = [
         np.abs(one.astype(np.float64) - other).max()
         for one, other in zip(after, before, strict=True)
@@ -173,7 +174,7 @@ def _largest(after: Scores, before: Scores) -> float:
 
 
 def _factor(size: float) -> float:
-    """What the step is to be multiplied with, to come to the middle of what is wanted."""
+    """What the length is to be multiplied with, to come to the middle of what is wanted."""
     if not np.isfinite(size):
         return 1e-3
     wanted = float(np.sqrt(WANTED_NATS[0] * WANTED_NATS[1]))

@@ -93,6 +93,22 @@ def test_changed_tolerance_fails_the_correctness_gate(plan_of: PlanMaker) -> Non
     assert run.events("initialization") == []
 
 
+def test_adapter_without_a_seed_has_the_same_gradient_on_both_paths(plan_of: PlanMaker) -> None:
+    """Fresh adapters then differ; the steps that are compared start from one of them."""
+    preflight = copy.deepcopy(tiny_spec.SPEC["correctness_preflight"])
+    preflight["paths"][0]["tolerances"]["reference_gradient"] = {"atol": 0.0, "rtol": 0.0}
+    document = tiny_spec.spec(correctness_preflight=preflight)
+    lora = {"rank": 4, "seed": None, "train_attn": True, "train_mlp": True, "train_unembed": False}
+    plan = plan_of(document=document, execution=tiny_spec.execution(document, lora=lora))
+
+    run_comparison(plan)
+
+    checks = Run.open(f"{plan.run_dir}/run").gates()["correctness"].checks
+    row = next(check for check in checks if check.check == "baseline_gradient")
+    assert row.status == "passed"
+    assert row.measured["reference_max_abs"] > 0.05
+
+
 def test_unknown_revision_leaves_correctness_unverified(plan_of: PlanMaker) -> None:
     preflight = copy.deepcopy(tiny_spec.SPEC["correctness_preflight"])
     preflight["paths"][0]["reference_revision"] = "someone/else@0123456"
