@@ -232,17 +232,13 @@ async def _against_builtin(
     ctx: RunContext, loss: Mapping[str, Any], found: Served
 ) -> list[Comparison]:
     """The baseline's loss against the built-in one; with a teacher, against stock advantages."""
-
-    async def open_trainer(label: str) -> Trainer:
-        return await ctx.service.create_trainer(_plain(ctx.lora), label=label)
-
     return await compare_with_builtin(
         ctx,
         loss,
         found.batch,
         stock_batch=found.batch if _distilled(ctx) is None else cookbook_rewarded(found.batch),
         before=found.before,
-        open_trainer=open_trainer,
+        lora=_plain(ctx.lora),
     )
 
 
