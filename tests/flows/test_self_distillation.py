@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tinker
 
@@ -19,6 +20,7 @@ from flows.distillation import refuse_distillation
 from flows.outcome import Outcome
 from flows.plan import RunPlan
 from flows.run import run_comparison
+from losses.reference import sdpo
 from tests.conftest import LOCAL_API_KEY
 from tests.flows import retail_spec
 from tests.flows.conftest import make_plan
@@ -264,3 +266,41 @@ def test_killed_self_distillation_goes_on_and_ends_the_same(
     for row in undisturbed.read_table("rescoring", key=LATER):
         gap = max(-5.0, min(5.0, row["teacher_logprob"] - row["sampling_logprob"]))
         assert abs(row["advantage"] - 0.75 * gap) < ROUNDING
+
+
+@pytest.mark.slow
+def test_logit_level_arm_trains_on_what_its_tables_hold(
+    tmp_path: Path, local_service: LocalService
+) -> None:
+    """On the first update both sides' scores are in `supports`; the loss follows from them alone."""
+    document = retail_spec.spec(steps=1)
+    made = retail_spec.execution(document, rollout_steps=1)
+    made["arms"]["sdpo"]["loss"] = {
+        "kind": "sdpo_logit",
+        "alpha": 0.5,
+        "top_k": 4,
+        "add_tail": True,
+        "is_clip": 2.0,
+    }
+
+    run_comparison(make_plan(tmp_path, local_service.url, document=document, execution=made))
+
+    run = Run.open(f"{tmp_path}/run")
+    rows = run.read_table("supports", key=KEY)
+    (update,) = run.read_table("updates", key=KEY)
+    scored = run.read_table("rescoring", key=KEY)
+    sides = [
+        np.array([row[name] for row in rows], dtype=np.float64).reshape(1, -1, 4)
+        for name in ("sampling_logprob", "teacher_logprob")
+    ]
+    mask = np.ones((1, len(scored)))
+    terms, _ = sdpo.logit_level(*sides, mask, alpha=0.5, support="topk_tail", weights=mask)
+    assert _status(run, "correctness") == "passed"
+    assert len(rows) == 4 * len(scored) == 4 * update["loss_tokens"]
+    assert math.isclose(update["loss"], terms.sum(), rel_tol=1e-5)
+    shown = {(_place(row), row["token_id"]): row["teacher_logprob"] for row in rows}
+    sampled = {_place(row): row["token_id"] for row in run.read_table("tokens", key=KEY)}
+    both = [row for row in scored if (_place(row), sampled[_place(row)]) in shown]
+    assert both
+    for row in both:
+        assert row["teacher_logprob"] == shown[_place(row), sampled[_place(row)]]
