@@ -84,6 +84,7 @@ class RunFiles:
         lock = self._store.acquire_lock({**holder, "since": self._clock().isoformat()})
         self._writers.lock = lock
         try:
+            self._renew_view()
             yield lock
         finally:
             self._writers.lock = None
@@ -219,8 +220,13 @@ class RunFiles:
     # ---- result and attempts -------------------------------------------------------------------
 
     def result(self) -> dict[str, Any] | None:
-        """Return the structured result as last posted, or None."""
-        found = self._read_json_if_exists(RESULT)
+        """Return the structured result as last posted, or None.
+
+        The ledger tells it: the file is a view for readers from outside, which a process that was
+        paused while it lost its lease may have put back to an earlier post.
+        """
+        posted = self.events("result")
+        found = posted[-1]["result"] if posted else self._read_json_if_exists(RESULT)
         return None if found is None else dict(found)
 
     def replace_result(self, record: Mapping[str, Any]) -> None:
@@ -235,6 +241,12 @@ class RunFiles:
                 return
             self._ledger.append("result", {"result": dict(record)})
             self._store.replace(RESULT, _pretty(record))
+
+    def _renew_view(self) -> None:
+        """Bring the file of the result up to the ledger: its last writer may have been cut off."""
+        posted = self.result()
+        if posted is not None and self._read_json_if_exists(RESULT) != posted:
+            self._store.replace(RESULT, _pretty(posted))
 
     def posted_results(self) -> list[dict[str, Any]]:
         """Return every structured result that was posted, oldest first."""

@@ -137,14 +137,14 @@ def world(folder: Path, *, store: str, seed: int) -> Iterator[World]:
     with contextlib.ExitStack() as stack:
         root, environment = str(folder / "runs"), {}
         if store == "s3":
-            root, environment = stack.enter_context(_s3(folder))
+            root, environment = stack.enter_context(s3_server(folder))
         made = World(launch.start(settings), log, root, environment, seed=seed)
         stack.callback(lambda: made.service.stop())
         yield made
 
 
 @contextlib.contextmanager
-def _s3(folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
+def s3_server(folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
     """A local S3 server with one bucket; the variables through which fsspec finds it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
