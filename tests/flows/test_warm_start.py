@@ -15,15 +15,21 @@ import pytest
 from deploy.adapter_export import write_record, write_tensors
 from deploy.cli import main
 from deploy.local_service.launch import LocalService
+from evidence.canonical import digest
 from evidence.errors import InputError
 from evidence.execution import ExecutionFile, contradictions
 from evidence.run import Run
 from evidence.run_settings import WarmStart
 from evidence.spec import Spec
+from flows.launch import read_experiment
 from flows.outcome import Outcome
-from flows.run import run_comparison
+from flows.plan import RunPlan
+from flows.run import open_run, run_comparison
 from tasks.adapter_files import find_adapter
+from tasks.context import RunContext
 from tasks.demonstration_data import epoch_batches, make_demonstrations
+from tasks.initialization import ensure_initialization
+from tasks.service import Service
 from tests.flows import retail_spec
 from tests.flows.conftest import make_plan
 from tests.flows.tiny_spec import Document
@@ -146,7 +152,7 @@ def test_demonstrations_are_kept_and_are_of_training_tasks(warm_run: tuple[Run, 
     lines = run.read_bytes("files/warm-start-demonstrations.jsonl").splitlines()
     rows = [json.loads(line) for line in lines]
 
-    assert [row["item_id"] for row in rows] == ["retail-W184", "retail-W127", "retail-W149"]
+    assert [row["item_id"] for row in rows] == ["retail-W184", "retail-W137", "retail-W120"]
     assert rows[0]["text"].startswith("Please tell me your email.\n<tool_call>")
 
 
@@ -154,21 +160,21 @@ def test_shipped_adapter_takes_the_place_of_the_steps(
     adapter: Path, local_service: LocalService, tmp_path: Path
 ) -> None:
     """The initialization checkpoint holds exactly the adapter that the execution file names."""
+    sha256 = record_of(adapter)["adapter_sha256"]
     document = warm_spec()
-    execution = warm_execution(
-        document, adapter=str(adapter), adapter_sha256=record_of(adapter)["adapter_sha256"]
-    )
-    plan = make_plan(tmp_path, local_service.url, document=document, execution=execution, limit=1)
+    execution = warm_execution(document, adapter=str(adapter), adapter_sha256=sha256)
+    plan = make_plan(tmp_path, local_service.url, document=document, execution=execution)
 
-    outcome = run_comparison(plan)
+    run = asyncio.run(_initialized(plan))
 
-    run = Run.open(f"{tmp_path}/run")
     (warm,), (made,) = run.events("warm_start"), run.events("initialization")
-    assert (warm["how"], warm["why"]) == ("shipped adapter", None)
+    assert (warm["how"], warm["why"], warm["adapter_sha256"]) == ("shipped adapter", None, sha256)
     assert run.events("warm_start_epoch") == []
-    assert made["report"]["adapter_sha256"] == record_of(adapter)["adapter_sha256"]
-    assert run.gates()["restoration"].status == "passed"
-    assert outcome.exit_kind == "inconclusive"
+    assert made["report"]["adapter_sha256"] == sha256
+    assert (made["report"]["scope"], made["report"]["optimizer_steps"]) == (
+        "full_initialization",
+        0,
+    )
 
 
 def test_adapter_of_another_digest_is_refused_at_launch(adapter: Path, tmp_path: Path) -> None:
@@ -214,24 +220,18 @@ def test_adapter_that_does_not_fit_is_trained_again(
     """The reason is kept; nothing of the adapter is used."""
     folder = copied(adapter, tmp_path / "other", **changes)
     document = warm_spec()
-    document["correctness_preflight"]["paths"] = []  # the run stops behind the warm start
     execution = warm_execution(document, adapter=str(folder), epochs=1)
     plan = make_plan(tmp_path, local_service.url, document=document, execution=execution)
 
-    warm = asyncio.run(_warm_start_of(plan))
+    (warm,) = asyncio.run(_initialized(plan)).events("warm_start")
 
     assert warm["how"] == "trained through the protocol"
     assert why in warm["why"]
     assert warm["adapter_sha256"] is None
 
 
-async def _warm_start_of(plan: Any) -> dict[str, Any]:
-    """The event of a plan's warm start, without the gates around it."""
-    from flows.run import open_run  # noqa: PLC0415
-    from tasks.context import RunContext  # noqa: PLC0415
-    from tasks.initialization import ensure_initialization  # noqa: PLC0415
-    from tasks.service import Service  # noqa: PLC0415
-
+async def _initialized(plan: RunPlan) -> Run:
+    """A plan's run up to its initialization checkpoint, without the gates around it."""
     run, service = open_run(plan), Service(plan.service)
     ctx = RunContext(
         run=run,
@@ -244,8 +244,7 @@ async def _warm_start_of(plan: Any) -> dict[str, Any]:
         await ensure_initialization(ctx)
     finally:
         await service.release_all()
-    found: dict[str, Any] = run.events("warm_start")[0]
-    return found
+    return run
 
 
 @pytest.mark.parametrize(
@@ -309,3 +308,54 @@ def test_command_makes_an_adapter_and_goes_on(
 
     assert main(command) == 2
     assert "a folder without adapter.json" in capsys.readouterr().err
+
+
+def shipped() -> tuple[Spec, ExecutionFile, dict[str, Any]]:
+    """The shipped experiment with a warm start, and its adapter's record."""
+    spec, execution = read_experiment("retail")
+    settings = execution.warm_start
+    assert settings is not None
+    assert settings.adapter is not None
+    return (
+        spec,
+        execution,
+        dict(find_adapter(settings.adapter, sha256=settings.adapter_sha256).record),
+    )
+
+
+def test_shipped_adapter_belongs_to_its_experiment() -> None:
+    """Same model, same shape, same steps; at most 6 MB; made by the command it names."""
+    spec, execution, record = shipped()
+    settings, lora = execution.warm_start, execution.lora.model_dump()
+    assert settings is not None
+
+    assert record["base_model"] == spec.base_model
+    assert {name: record["lora_config"][name] for name in lora} == lora
+    assert record["warm_start"] == settings.model_dump(exclude={"adapter", "adapter_sha256"})
+    assert record["file_bytes"] <= 6_000_000
+    assert record["command"].startswith("gated-rl warm-start retail --out FOLDER")
+
+
+def test_shipped_adapter_solves_a_third_of_the_training_tasks() -> None:
+    """Measured at temperature 1 by the command that made it, on at least 30 episodes."""
+    _, _, record = shipped()
+    after = record["measured"]["after"]
+
+    assert (after["temperature"], after["episodes"] >= 30) == (1.0, True)
+    assert after["task_reward"] >= 1 / 3
+
+
+def test_demonstrations_are_those_that_the_shipped_adapter_learned_from(
+    retail_environment: Any,
+) -> None:
+    """If this digest changes, so does what the adapter stands for: make it again."""
+    _, execution, _ = shipped()
+    assert execution.warm_start is not None
+
+    data = asyncio.run(make_demonstrations(retail_environment, execution.warm_start))
+
+    texts = [[episode.item_id, episode.text] for episode in data.episodes]
+    prompts = [retail_environment.system, *(e.turns[0].content for e in data.episodes)]
+    assert digest([prompts, texts]) == (
+        "4580d09a3b93c4630ec5d97439eed9cbae9c492f3c80a05ff078630ddf6304b7"
+    )
