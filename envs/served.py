@@ -121,10 +121,10 @@ class Partner:
             except AnswerError as error:
                 failures.append(error)
         words, problems = self._told(failures)
-        error = EnvServiceError(self.role, "; ".join(words), self.max_attempts, problems)
+        failure = EnvServiceError(self.role, "; ".join(words), self.max_attempts, problems)
         if self.on_failure is not None:
-            self.on_failure(error)
-        raise error
+            self.on_failure(failure)
+        raise failure
 
     def _attempts(self) -> list[int]:
         """Numbers of this round's attempts; the planned one comes first in every round."""

@@ -52,6 +52,37 @@ def _rationales(run: Run, arm: str, phase: str) -> Iterator[str | None]:
             yield words.get(place) if row["feedback_shown"] else None
 
 
+def teacher_metrics(run: Run, arm: str, phase: str) -> dict[str, float]:
+    """Count what an arm's teacher was shown and left out in a phase; empty without a teacher.
+
+    Returns:
+        ``teacher_trajectories``; of them ``teacher_solutions_shown``, ``teacher_solutions_dropped``
+        (too long with it) and ``teacher_over_length`` (too long even so, no signal);
+        ``teacher_missing_tokens`` and ``teacher_clipped_tokens`` of all trained ones; and
+        ``teacher_mean_abs_gap``, the mean |teacher - sampling| of the last step in nats.
+    """
+    keys = run.keys("teachers", prefix=(arm, phase))
+    rows = [row for key in keys for row in run.read_table("teachers", key=key)]
+    if not rows:
+        return {}
+    numbers = {"teacher_trajectories": float(len(rows))}
+    for name, column in (
+        ("teacher_solutions_shown", "solution_shown"),
+        ("teacher_solutions_dropped", "solution_dropped"),
+        ("teacher_over_length", "over_length"),
+        ("teacher_missing_tokens", "missing_tokens"),
+        ("teacher_clipped_tokens", "clipped_tokens"),
+    ):
+        numbers[name] = float(sum(row[column] for row in rows))
+    table = run.read_arrow("rescoring", key=keys[-1])
+    gap = np.abs(
+        table.column("teacher_logprob").to_numpy() - table.column("sampling_logprob").to_numpy()
+    ).astype(np.float64)
+    if np.isfinite(gap).any():
+        numbers["teacher_mean_abs_gap"] = float(gap[np.isfinite(gap)].mean())
+    return numbers
+
+
 def judge_calls(run: Run, arms: Sequence[str], phase: str) -> list[bool]:
     """Whether three scores and a rationale could be read, call by call of the judge.
 

@@ -112,6 +112,25 @@ def test_teacher_is_shown_another_attempt_and_the_judges_words(
         )
 
 
+def test_result_counts_what_the_teacher_was_shown(retail_run: tuple[Run, Outcome]) -> None:
+    run, _ = retail_run
+    metrics = (run.result() or {})["metrics"]["arms"]["sdpo"]
+    gaps = [
+        abs(row["teacher_logprob"] - row["sampling_logprob"])
+        for row in run.read_table("rescoring", key=KEY)
+    ]
+
+    assert {name: value for name, value in metrics.items() if name.startswith("teacher_")} == {
+        "teacher_trajectories": 6.0,
+        "teacher_solutions_shown": 6.0,
+        "teacher_solutions_dropped": 0.0,
+        "teacher_over_length": 0.0,
+        "teacher_missing_tokens": 0.0,
+        "teacher_clipped_tokens": float(sum(gap > 5.0 for gap in gaps)),
+        "teacher_mean_abs_gap": pytest.approx(np.mean(gaps), rel=1e-6),
+    }
+
+
 def test_rescoring_equals_a_full_recomputation_from_the_tables(
     retail_run: tuple[Run, Outcome], local_service: LocalService
 ) -> None:
