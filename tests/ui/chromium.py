@@ -109,20 +109,21 @@ class Page:
         """Type into whatever has the focus."""
         self.send("Input.insertText", text=words)
 
-    def key(self, name: str) -> None:
-        codes = {"Enter": 13, "Tab": 9, "Escape": 27, "ArrowDown": 40, "End": 35}
-        for kind in ("keyDown", "keyUp"):
-            self.send(
-                "Input.dispatchKeyEvent",
-                type=kind,
-                key=name,
-                code=name,
-                windowsVirtualKeyCode=codes[name],
-                **({"text": "\r"} if name == "Enter" and kind == "keyDown" else {}),
-            )
+    def fill(self, finder: str, words: str, *, seconds: float = 30.0) -> None:
+        """Replace what stands in a text field; again, if the page was not ready for it."""
+        deadline = time.monotonic() + seconds
+        self.wait(finder, seconds=seconds)
+        while time.monotonic() < deadline:
+            self.run(f"(() => {{ const e = {finder}; e.focus(); e.select(); }})()")
+            self.type(words)
+            time.sleep(0.3)
+            if self.run(f"{finder}.value") == words:
+                return
+        raise TimeoutError(f"{finder} does not take {words!r}")
 
     def picture(self, path: Path) -> Path:
-        """Write a screenshot of the window."""
+        """Write a screenshot of the window, once what fades in has done so."""
+        time.sleep(1.0)
         data = self.send("Page.captureScreenshot", format="png")["data"]
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(base64.b64decode(data))

@@ -17,6 +17,8 @@ from typing import Any
 import httpx
 import psutil
 
+from deploy.ui.children import end_with_parent
+
 EXHAUSTED = "engine refused work: trainer capacity exhausted"
 _START_SECONDS = 240.0
 
@@ -70,9 +72,15 @@ class RunningUi:
 
     def artifacts(self, flow_run_id: str) -> dict[str, Any]:
         """What a flow run's artifacts hold, by key."""
+        return {one["key"]: one["data"] for one in self._artifacts(flow_run_id)}
+
+    def artifact_ids(self, flow_run_id: str) -> dict[str, str]:
+        """The ids of a flow run's artifacts, by key."""
+        return {one["key"]: one["id"] for one in self._artifacts(flow_run_id)}
+
+    def _artifacts(self, flow_run_id: str) -> list[dict[str, Any]]:
         body = {"artifacts": {"flow_run_id": {"any_": [flow_run_id]}}, "limit": 200}
-        found = self.api("POST", "/artifacts/filter", json=body)
-        return {artifact["key"]: artifact["data"] for artifact in found}
+        return list(self.api("POST", "/artifacts/filter", json=body))
 
     def faults(self, *rules: Mapping[str, Any]) -> None:
         """Make the embedded service misbehave, or behave again."""
@@ -130,6 +138,7 @@ def running_ui(folder: Path, *options: str, **variables: str) -> Iterator[Runnin
             stderr=subprocess.STDOUT,
             env=environment,
             start_new_session=True,
+            preexec_fn=end_with_parent if sys.platform == "linux" else None,
             text=True,
         )
         try:

@@ -83,34 +83,29 @@ def open_form(page: Page, ui: RunningUi) -> None:
     page.click_text("Run")
     page.click_text("Custom run")
     page.wait_text("Name of the run.")
+    page.wait("document.querySelectorAll('textarea').length >= 2")
 
 
 def launch_from_form(page: Page, pictures: Path) -> str:
     """Fill in the form, first with a name that is refused; return the flow run's address."""
     page.picture(pictures / "1-form.png")
     choose(page, "tiny")
-    page.click(RUN_ID_FIELD)
-    page.type("../elsewhere")
+    page.fill(RUN_ID_FIELD, "../elsewhere")
     page.click(SUBMIT)
     page.wait_text("does not match")
     page.picture(pictures / "2-refused.png")
-    page.click(RUN_ID_FIELD)
-    page.run("document.activeElement.select()")
-    page.type("walk")
+    page.fill(RUN_ID_FIELD, "walk")
     page.run(f"{SUBMIT}.click()")  # the message covers it
     link = "document.querySelector('a[href*=\"/runs/flow-run/\"]')"
     page.wait(link)
     return str(page.run(f"{link}.href"))
 
 
-def open_artifact(page: Page, key: str) -> None:
+def open_artifact(page: Page, ui: RunningUi, flow_run: str, key: str) -> None:
+    artifact = ui.artifact_ids(flow_run)[key]
     page.click_text("Artifacts")
-    page.click(
-        f"[...document.querySelectorAll('a[href*=\"/artifacts/artifact/\"]')].find(link =>"
-        f" link.closest('div').parentElement.innerText.includes({json.dumps(key)})"
-        f" || link.innerText.includes({json.dumps(key)}))"
-    )
-    page.wait("location.href.includes('/artifacts/artifact/')")
+    page.click(f"document.querySelector('a[href*=\"{artifact}\"]')")
+    page.wait(f"location.href.includes({json.dumps(artifact)})")
     page.wait_text(key)
 
 
@@ -132,9 +127,9 @@ def test_walk_from_the_form_to_the_verdict(tmp_path: Path) -> None:
             open_form(page, ui)
             flow_run_page = launch_from_form(page, pictures)
             flow_run = flow_run_page.rpartition("/")[2].partition("?")[0]
-            page.open(flow_run_page)
             ui.await_state(flow_run, "Running")
-            page.wait_text("Running", seconds=60)
+            page.open(flow_run_page)
+            page.wait_text("Task Runs")
             page.picture(pictures / "3-running.png")
 
             ui.await_state(flow_run, "AwaitingCapacity")
@@ -152,7 +147,7 @@ def test_walk_from_the_form_to_the_verdict(tmp_path: Path) -> None:
             page.picture(pictures / "5-artifacts.png")
             for kind in ("gates", "rewards", "verdict", "feasibility", "tables"):
                 page.open(flow_run_page)
-                open_artifact(page, f"walk-{kind}")
+                open_artifact(page, ui, flow_run, f"walk-{kind}")
                 page.wait("document.querySelector('table, img, h3, p')")
                 if kind == "rewards":
                     page.wait(
