@@ -110,7 +110,7 @@ def refuse_unsupported(spec: Spec, execution: ExecutionFile) -> None:
     for name, arm in execution.arms.items():
         divergence = None if arm.loss is None else arm.loss.config.get("divergence", "")
         if divergence and divergence.startswith("topk"):
-            expected = "a binary form: the protocol returns no top-K log-probabilities in training"
+            expected = "a binary form: masks over the top K are not carried out in a run"
             raise InputError(f"arms.{name}.loss.divergence", divergence, expected)
     refuse_distillation(execution)
     check_warm_start(execution)
