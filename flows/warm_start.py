@@ -154,8 +154,13 @@ def _facts(data: Demonstrations, reports: Sequence[EpochReport]) -> dict[str, An
         "demonstrations": len(data.episodes),
         "demonstrations_sha256": data.sha256,
         "loss_tokens": loss_tokens(data.sequences),
-        "epoch_losses": [round(fmean(report.losses), 6) for report in reports],
+        "epoch_losses": [_mean(report.losses) for report in reports],
     }
+
+
+def _mean(losses: Sequence[float | None]) -> float | None:
+    known = [loss for loss in losses if loss is not None]
+    return round(fmean(known), 6) if known else None
 
 
 def require_audited(spec: Spec, environment: Environment) -> None:

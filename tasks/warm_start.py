@@ -41,12 +41,13 @@ class EpochReport:
     Attributes:
         epoch: from 1.
         uri: its checkpoint, optimizer included.
-        losses: mean cross-entropy of every step, in nats per trained token.
+        losses: mean cross-entropy of every step, in nats per trained token; None where the service
+            does not say.
     """
 
     epoch: int
     uri: str
-    losses: tuple[float, ...]
+    losses: tuple[float | None, ...]
 
 
 class WarmStartTraining:
@@ -126,7 +127,7 @@ class WarmStartTraining:
 
     async def _step(
         self, trainer: Trainer, data: Demonstrations, places: tuple[int, list[int]], epoch: int
-    ) -> float:
+    ) -> float | None:
         number, chosen = places
         sequences = [data.sequences[place] for place in chosen]
         datums = [supervised_datum_of(sequence) for sequence in sequences]
@@ -134,7 +135,8 @@ class WarmStartTraining:
         await trainer.optim_step(self._adam)
         steps = -(-self._settings.demonstrations // self._settings.batch_size)
         self._tell(epoch * steps + number + 1, steps * self._settings.epochs)
-        return metrics.get("loss:sum", float("nan")) / max(1, loss_tokens(sequences))
+        total = metrics.get("loss:sum")
+        return None if total is None else total / max(1, loss_tokens(sequences))
 
 
 def check_warm_start(execution: ExecutionFile) -> None:
