@@ -41,11 +41,11 @@ class FrozenLearner(Learner):
             raise RuntimeError(f"a diagnostic samples from version 0 alone, asked for {version}")
         return await super().sampler(version)
 
-    async def _apply(self, trainer: Trainer, index: int) -> None:
+    async def _apply(self, trainer: Trainer, index: int) -> float | None:
         if index >= self._max_updates:
             raise RuntimeError(f"update {index} asked for, {self._max_updates} are allowed")
         assert_frozen(self.ctx.run)
-        await super()._apply(trainer, index)
+        return await super()._apply(trainer, index)
 
     def _loss(self, minibatch: Minibatch, anchor: list[Floats] | None) -> MinibatchLoss:
         loss = super()._loss(minibatch, anchor)

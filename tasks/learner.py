@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from tasks.anchor import recomputed_logprobs
 from tasks.arms import ArmPlan
@@ -20,6 +20,12 @@ from tasks.failures import Failure, FailureKind, ServiceError
 from tasks.minibatch import Minibatch, MinibatchLoss, load_minibatch, write_update
 from tasks.openings import Openings
 from tasks.patience import Patience
+from tasks.restore_check import (
+    compare_three_ways,
+    difference,
+    note_replay,
+    three_way_is_due,
+)
 from tasks.sampling import ServiceSampler
 from tasks.trainer import Trainer
 from tasks.witness import Witness
@@ -181,6 +187,7 @@ class Learner:
         trainer = self._trainer
         if trainer is None:
             raise RuntimeError(f"no client of {self.arm.name} after it was opened")
+        first, replayed = self._version, list[float]()
         while self._version < version:
             self.ctx.tell(
                 "replay",
@@ -189,7 +196,11 @@ class Learner:
                 done=self._version,
                 total=version,
             )
-            await self._apply(trainer, self._version)
+            apart = await self._apply(trainer, self._version)
+            replayed += [] if apart is None else [apart]
+        load = self._openings.recorded()[-1] if len(replayed) > 1 else None
+        if load and three_way_is_due(self.ctx, load, first=first, replayed=len(replayed)):
+            await compare_three_ways(self.ctx, self.arm, self.phase, load, resumed=replayed[1])
         return trainer
 
     async def _open(self, version: int) -> None:
@@ -203,8 +214,12 @@ class Learner:
         self._witness = Witness(counts=bool(self.ctx.server.local))
         self._version = contained
 
-    async def _apply(self, trainer: Trainer, index: int) -> None:
-        """Send update `index` once. Intent is written before, the outcome after."""
+    async def _apply(self, trainer: Trainer, index: int) -> float | None:
+        """Send update `index` once. Intent is written before, the outcome after.
+
+        Returns:
+            For a replay, how far its scores were from those of the live model, nats.
+        """
         minibatch = load_minibatch(self.ctx, self.arm, self.phase, index)
         anchor = await recomputed_logprobs(self.ctx, self.arm, self.phase, minibatch, trainer)
         loss = self._loss(minibatch, anchor)
@@ -224,15 +239,22 @@ class Learner:
         if answer.step_error is not None and (answer.abandoned or not how.startswith("applied")):
             raise answer.step_error
         self._version = index + 1
-        self._keep(minibatch, loss)
+        return self._keep(minibatch, loss)
 
     def _loss(self, minibatch: Minibatch, anchor: list[Floats] | None) -> MinibatchLoss:
         """The loss that the update is trained with."""
         return minibatch.custom_loss(anchor)
 
-    def _keep(self, minibatch: Minibatch, loss: Any) -> None:
-        if write_update(self.ctx, self.arm, self.phase, minibatch, loss) and self.phase == "train":
-            self.ctx.step_completed()
+    def _keep(self, minibatch: Minibatch, loss: MinibatchLoss) -> float | None:
+        """Add an update to the history, or compare its replay with what is there."""
+        if write_update(self.ctx, self.arm, self.phase, minibatch, loss):
+            if self.phase == "train":
+                self.ctx.step_completed()
+            return None
+        scored = (minibatch.sequences, loss.logprobs)
+        apart = difference(self.ctx, self.arm, self.phase, minibatch.update, scored)
+        note_replay(self.ctx, self._openings.recorded()[-1], minibatch.update, apart)
+        return apart
 
     def _record_failure(self, what: str, error: ServiceError) -> None:
         kind = None if error.failure is None else error.failure.kind.value

@@ -12,6 +12,7 @@ from typing import Any
 from tasks.context import RunContext
 from tasks.initialization import initialization_report
 from tasks.openings import Openings
+from tasks.restore_check import restore_checks
 
 OPTIMIZER_KEYS = ("learning_rate", "beta1", "beta2", "eps", "weight_decay", "grad_clip_norm")
 
@@ -31,12 +32,14 @@ def _entry(
     ctx: RunContext, loads: list[dict[str, Any]], output: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     first = loads[0]
+    checks = restore_checks(ctx, first["arm"])
     return {
         "arm": first["arm"],
         "initialization": _initialization(ctx, first),
         "restore_count": len(loads) - 1,
         "optimizer_checks": [_optimizer_check(ctx, load) for load in loads],
         "initial_output": _initial_output(output),
+        **({"restore_checks": checks} if checks else {}),
     }
 
 

@@ -211,6 +211,17 @@ class Service:
 
         return await self._open_trainer(f"load training client {label}", make)
 
+    async def try_cold(self, uri: str, *, label: str) -> Trainer:
+        """Create a client with a checkpoint's weights alone, or say at once why not."""
+        what = f"load weights {label}"
+        client, training = await self._attempt(
+            what,
+            lambda made: made.create_training_client_from_state(
+                uri, user_metadata={"label": label}
+            ),
+        )
+        return Trainer(self, training, session=client)
+
     async def load_weights(self, uri: str, lora: LoraSettings, *, label: str) -> Trainer:
         """Create a client with a checkpoint's weights and a fresh optimizer, as `lora` holds it."""
 
