@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from deploy.local_service.launch import LocalService
@@ -18,7 +20,9 @@ from envs.protocols import Episode, EpisodeSettings
 from envs.registry import make_environment
 from envs.rendering import make_renderer
 from envs.retail.scripted_agent import ScriptedPolicy, call_text
+from envs.teacher import TeacherSequence
 from losses.reference import sdpo
+from tasks.datums import TrainedSequence, loss_inputs_of, with_teacher
 from tasks.rescoring import aligned_scores, plan_advantages, teacher_row, token_rows
 from tasks.rescoring_check import alignment_error, sampled_spans
 from tasks.sampling import ServiceSampler
@@ -37,6 +41,8 @@ MESSY = [
     "é 漢 🙂",
 ]
 SHORT = ["Hello."]
+FIXTURES = Path(__file__).resolve().parents[1] / "losses" / "fixtures"
+GOLDEN = json.loads((FIXTURES / "sdpo_token_advantage.json").read_text())["cases"]
 SETTINGS = SDPO | {"solution_threshold": 0.8}
 
 
@@ -237,3 +243,68 @@ def test_sampled_spans_are_the_turns() -> None:
 
     assert list(sampled_spans(mask)) == [(1, 3), (4, 5), (7, 8)]
     assert list(sampled_spans([False, False])) == []
+
+
+@pytest.mark.parametrize("case", GOLDEN, ids=[case["name"] for case in GOLDEN])
+def test_advantages_that_are_trained_on_equal_the_golden_values(case: dict[str, Any]) -> None:
+    """From the service's answer through the rows of the table to what the loss is given.
+
+    A token that the service gives no value has no signal here, and counts as certain there.
+    """
+    given, expected = case["inputs"], case["outputs"]["float32"]
+    missing = given["teacher_none_positions"]
+    student, completion = given["student_prompt"], given["completion"]
+    mask = [False] * len(student) + [True] * len(completion)
+    for position in given["masked_completion_positions"]:
+        mask[len(student) + position] = False
+    sequence = TrainedSequence(
+        group=0,
+        sample=0,
+        tokens=np.array([*student, *completion]),
+        loss_mask=np.array(mask),
+        sampling_logprobs=np.array([0.0] * len(student) + given["student_logprobs"]),
+        advantages=np.zeros(len(mask)),
+    )
+    prefix = tuple(given["teacher_prompt"])
+    room = case["params"]["max_context_length"]
+    plan = TeacherPlan(
+        Trajectory(sequence, 1.0, None, 0.0, len(student), "Words.", ()),
+        None,
+        "Words.",
+        TeacherSequence((*prefix, *completion), 2, len(prefix), False, False, True),
+    )
+
+    class Service:
+        async def compute_logprobs(self, tokens: Sequence[int]) -> list[float | None]:
+            values = [None] * len(prefix) + given["teacher_logprobs"]
+            for position in missing:
+                values[len(prefix) + position] = None
+            return values[:room]
+
+    served: Any = Service()
+    aligned = asyncio.run(aligned_scores(plan, served))
+    advantages = plan_advantages(SETTINGS | {"clip": case["params"]["clip"]}, plan, aligned)
+    rows = token_rows(plan, aligned, advantages)
+    table = pa.table(
+        {
+            "group": [0] * len(rows),
+            "sample": [0] * len(rows),
+            **{
+                name: pa.array([row[name] for row in rows], type=kind)
+                for name, kind in (
+                    ("position", pa.int64()),
+                    ("advantage", pa.float32()),
+                    ("teacher_logprob", pa.float32()),
+                )
+            },
+        }
+    )
+    (taught,) = with_teacher([sequence], table)
+    golden = list(expected["aligned_advantages_clipped"])
+    for position in missing:
+        golden[len(student) - 1 + position] = 0.0
+
+    np.testing.assert_allclose(
+        loss_inputs_of(taught).advantages_T.numpy(), golden, rtol=1e-6, atol=1e-7
+    )
+    assert advantages.missing_tokens == len(missing) + max(0, len(prefix) + len(completion) - room)
