@@ -45,7 +45,7 @@ def judge_record(
     )
 
 
-@flow(name="audit", log_prints=False)
+@flow(name="audit", log_prints=False, retries=0)
 async def audit(
     spec: str = Field(description="Path of a spec, or of a triage document that holds one"),
     record: str = Field(description="Path of the record of a run, from this program or another"),

@@ -31,7 +31,7 @@ from flows.launch import LaunchRequest
 from tasks.progress import current_listener
 
 
-@flow(name="comparison", persist_result=False, validate_parameters=True)
+@flow(name="comparison", persist_result=False, validate_parameters=True, retries=0)
 async def comparison(  # noqa: PLR0913 - flat parameters are what a run form shows
     spec: SpecName,
     run_id: RunId,

@@ -27,7 +27,7 @@ from tasks.progress import Progress, silent
 from tasks.service_settings import ServiceSettings
 
 
-@flow(name="diagnostic", persist_result=False, validate_parameters=True)
+@flow(name="diagnostic", persist_result=False, validate_parameters=True, retries=0)
 async def diagnostic(  # noqa: PLR0913 - flat parameters are what a run form shows
     spec: SpecName,
     run_id: RunId,
