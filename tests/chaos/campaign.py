@@ -102,6 +102,7 @@ class Campaign:
     def __init__(self, world: World, documents: Documents, *, name: str) -> None:
         self._world, self._documents = world, documents
         self.run_dir = f"{world.run_root}/{name}"
+        self._machines = 0
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["tests.chaos.victim"])
 
@@ -200,6 +201,8 @@ class Campaign:
             die_in=kill.phase if kill is not None and by_write else None,
             die_at=int(kill.share * instants) if kill is not None else 0,
             environment={
+                # On a store that machines share, each attempt runs on another one than the last.
+                "HOME": str(self._world.home(self._machines % 2)),
                 "TINKER_TELEMETRY": "0",
                 "TINKER_API_KEY": "tml-local-test-key",
                 "OMP_NUM_THREADS": "1",
@@ -209,6 +212,7 @@ class Campaign:
                 **self._world.environment,
             },
         )
+        self._machines += 1
         receiver, sender = self._context.Pipe(duplex=False)
         process = self._context.Process(target=carry_on, args=(attempt, sender), daemon=True)
         process.start()

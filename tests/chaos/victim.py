@@ -84,8 +84,11 @@ class _Watched:
 
     def install(self) -> None:
         """Stand between the run and its store."""
-        for event in _ledger(self._attempt.run_dir):
+        events, parts = _found(self._attempt.run_dir)
+        for event in events:
             self._progress.event(event)
+        for path in parts:  # one that was kept just before a kill has not been told
+            self._tell("part", path)
         self._tell("phase", self._progress.phase, 0)
         for store in (LocalStore, ObjectStore):
             for name in WRITES:
@@ -127,8 +130,10 @@ class _Watched:
         self._channel.send(what)
 
 
-def _ledger(run_dir: str) -> list[dict[str, Any]]:
+def _found(run_dir: str) -> tuple[list[dict[str, Any]], list[str]]:
+    """Events and parts that earlier attempts have left."""
     try:
-        return Run.open(f"{run_dir}/run").events()
+        run = Run.open(f"{run_dir}/run")
     except ValueError:  # not there yet, or not whole yet
-        return []
+        return [], []
+    return run.events(), run.files("parts")

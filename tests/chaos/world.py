@@ -55,6 +55,12 @@ class World:
         """Address of the service."""
         return self.service.url
 
+    def home(self, machine: int) -> Path:
+        """Home folder of a machine that works on runs; nothing of a run is kept there."""
+        home = self.request_log.parent / f"machine-{machine}"
+        home.mkdir(exist_ok=True)
+        return home
+
     def misbehave(self) -> None:
         """Let one call in ten go wrong from now on."""
         self.faulty = True
