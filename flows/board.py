@@ -63,7 +63,8 @@ class Links:
         if self._address is None:
             return f"`{path}`" if how == "view" else ""
         target = quote(f"{self._run.run_id}/{path}")
-        return f"[{markdown_text(words)}]({self._address}/{how}/{target})"
+        shown = markdown_text(words).replace("\\_", "_")  # inside a link the page shows the escape
+        return f"[{shown}]({self._address}/{how}/{target})"
 
 
 class Board:

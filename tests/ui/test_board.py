@@ -36,12 +36,12 @@ def test_new_run_has_nothing_to_show(run: Run) -> None:
 
 def test_gates_are_a_table_with_reasons_and_links(run: Run) -> None:
     run.write_gate(GateResult("activation", "unverified", reasons=("no | value",)))
-    run.write_gate(GateResult("correctness", "passed"))
+    run.write_gate(GateResult("spec_preflight", "passed"))
 
     lines = pages_of(run)["gates"].splitlines()
 
     assert lines[2:] == [
-        f"| [correctness]({FILES}/view/one/gates/correctness.json) | **passed** |  |",
+        f"| [spec_preflight]({FILES}/view/one/gates/spec_preflight.json) | **passed** |  |",
         f"| [activation]({FILES}/view/one/gates/activation.json) | **unverified** | no \\| value |",
     ]
 

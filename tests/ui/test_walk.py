@@ -148,7 +148,7 @@ def test_walk_from_the_form_to_the_verdict(tmp_path: Path) -> None:
             for kind in ("gates", "rewards", "verdict", "feasibility", "tables"):
                 page.open(flow_run_page)
                 open_artifact(page, ui, flow_run, f"walk-{kind}")
-                page.wait("document.querySelector('table, img, h3, p')")
+                page.wait_text("Show raw data")
                 if kind == "rewards":
                     page.wait(
                         "[...document.images].filter(i => i.src.startsWith('data:image/svg')"
