@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from evidence.canonical import canonical_bytes, loads_strict
+from evidence.canonical import canonical_bytes, digest, loads_strict
 from evidence.conformance_probes import EXPLAINS_AWAY, LARGEST_NOISE, NEEDS, PROBES, Probe, Values
 from evidence.errors import InputError
 from evidence.gate import CheckResult, GateResult, GateStatus, SourceRef
@@ -27,12 +27,23 @@ VERSION = 1
 
 UNREPORTED: Mapping[str, str] = {
     "reported_optimizer": "optimizer",
+    "reported_optimizer_settings": "optimizer_settings",
+    "reported_checkpoint": "checkpoint_details",
     "reported_rank": "lora_rank",
     "reported_base_model": "base_model",
     "reported_loss": "loss",
     "custom_equals_builtin": "builtin_loss",
 }
 """Probes that find out whether something is reported at all, and what that is."""
+
+
+EVIDENCE_OF: Mapping[str, frozenset[str]] = {
+    "correctness": frozenset({"loss", "builtin_loss"}),
+    "restoration": frozenset(
+        {"optimizer", "optimizer_settings", "checkpoint_details", "base_model", "lora_rank"}
+    ),
+}
+"""Gates that rest on what a service reports, and what that is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +55,14 @@ class Measurement:
         values: the numbers; None for one that the service does not give.
         refused: why there are none, in the service's words.
         silent: whether the service does not report what was asked for.
+        unusable: whether the refusal is itself the wrong answer, because a comparison needs this.
     """
 
     probe: str
     values: Values = field(default_factory=dict)
     refused: str | None = None
     silent: bool = False
+    unusable: bool = False
 
 
 class ProbeResult(BaseModel):
@@ -115,6 +128,11 @@ class ConformanceRecord(BaseModel):
         """Return a JSON object with every field."""
         return self.model_dump(mode="json")
 
+    @property
+    def digest(self) -> str:
+        """Digest of the whole record."""
+        return digest(self.to_record())
+
     def to_bytes(self) -> bytes:
         """Return the canonical bytes of the record, with a line end."""
         return canonical_bytes(self.to_record()) + b"\n"
@@ -133,6 +151,26 @@ class ConformanceRecord(BaseModel):
         return GateResult(
             gate=GATE, status=status, reasons=reasons, checks=rows, reads=tuple(reads)
         )
+
+
+def refusal_to_accept(gate: str, unreported: Collection[str]) -> str | None:
+    """Why missing evidence of a gate may not be accepted although a person asked for that.
+
+    Args:
+        gate: the gate, whose answer is ``unverified``.
+        unreported: what the service was seen not to report.
+
+    Returns:
+        The reason; None where it may be accepted. Gates that do not rest on a service's reports
+        may always be: no service could give what they miss.
+    """
+    reports = EVIDENCE_OF.get(gate)
+    if reports is None or reports.intersection(unreported):
+        return None
+    return (
+        f"not accepted: the service reports {', '.join(sorted(reports))}, so that what is missing "
+        "is not evidence that it cannot give"
+    )
 
 
 def judge(
@@ -215,7 +253,7 @@ def _result(probe: Probe, measurement: Measurement, needs: Collection[str]) -> P
 def _verdict(
     probe: Probe, measurement: Measurement, values: Values
 ) -> tuple[Verdict, str | None, bool]:
-    if measurement.refused is not None and not probe.unusable_differs:
+    if measurement.refused is not None and not measurement.unusable:
         return "cannot_tell", None, False
     noise = values.get("noise")
     if noise is not None and noise > LARGEST_NOISE:
@@ -239,7 +277,9 @@ def _reason(
     if verdict == "conforms":
         return None
     if measurement.refused is not None:
-        return f"it cannot be measured: {measurement.refused}"
+        what = "it cannot be used" if measurement.unusable else "it cannot be measured"
+        like = f"; looks like {fault}" if fault else ""
+        return f"{what}: {measurement.refused}{like}"
     shown = ", ".join(f"{name} {_shown(value)}" for name, value in values.items())
     if verdict == "cannot_tell":
         return f"the service does not report it ({shown})" if measurement.silent else shown

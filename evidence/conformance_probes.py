@@ -62,7 +62,6 @@ class Probe:
         conforms: whether the numbers are a right answer; None where they cannot tell.
         explanations: wrong answers that are known, the first that fits counts.
         needed_by: parts of a comparison that rely on it; empty for none.
-        unusable_differs: whether a refusal of the probe is itself a wrong answer.
         short: whether a comparison asks it before it trains.
     """
 
@@ -72,7 +71,6 @@ class Probe:
     conforms: Callable[[Values], bool | None]
     explanations: tuple[Explanation, ...] = ()
     needed_by: tuple[str, ...] = ()
-    unusable_differs: bool = False
     short: bool = True
 
 
@@ -118,15 +116,12 @@ def _share_of_clip(rate: float) -> float:
     return CLIP_SHARE * math.sqrt(rate)
 
 
-_SECOND_STEP_WITHOUT_GRADIENT = 0.9 * 0.1 / (1.0 - 0.81)
-"""What Adam's momentum alone adds in a second step, with beta1 0.9."""
-
 _TRAINING_PROBES = (
     Probe(
         "repeatable",
-        "Does the same step on two new models move them alike?",
-        "the same movement",
-        lambda v: _below(v.get("gap"), LARGEST_NOISE),
+        "Does half a step move the model by half?",
+        "gap 0",
+        lambda v: True if _below(v.get("gap"), LARGEST_NOISE) else None,
     ),
     Probe(
         "result_order",
@@ -151,6 +146,7 @@ _TRAINING_PROBES = (
         _pair(1.0, -1.0),
         _MEANS,
         (TRAINING,),
+        short=False,
     ),
     Probe(
         "weights_are_factors",
@@ -171,14 +167,25 @@ _TRAINING_PROBES = (
     Probe(
         "forward_adds_nothing",
         "Does a forward alone leave the gradient as it is?",
-        "first 1, second 0: only the example that was trained on",
-        _pair(1.0, 0.0),
-        (
-            Explanation(
-                "forward_accumulates",
-                lambda v: _near(v.get("first"), 1.0) and _above(v.get("second"), 0.5),
-            ),
-        ),
+        "0 nats: a step after nothing but forwards moves nothing",
+        lambda v: _below(v.get("nats"), NATS_TOLERANCE),
+        (Explanation("forward_accumulates", lambda v: _above(v.get("nats"), NATS_TOLERANCE)),),
+        (TRAINING,),
+    ),
+    Probe(
+        "gradient_cleared",
+        "Does a step use the gradient up?",
+        "0: a second step without momentum moves nothing",
+        lambda v: _near(v.get("left"), 0.0),
+        (Explanation("gradient_kept_after_step", lambda v: _near(v.get("left"), 1.0)),),
+        (TRAINING,),
+    ),
+    Probe(
+        "momentum",
+        "Is a step applied once, so that its momentum is there for the next one?",
+        "1: what Adam's first moment adds in a step without a gradient",
+        lambda v: _near(v.get("carried"), 1.0),
+        (Explanation("step_applied_twice", lambda v: _near(v.get("carried"), 0.0)),),
         (TRAINING,),
     ),
     Probe(
@@ -191,7 +198,6 @@ _TRAINING_PROBES = (
             Explanation("no_loss_metric", lambda v: v.get("loss_reported") == 0.0),
         ),
         (TRAINING,),
-        unusable_differs=True,
     ),
     Probe(
         "custom_equals_builtin",
@@ -200,6 +206,7 @@ _TRAINING_PROBES = (
         _equal_movement,
         (),
         (TRAINING,),
+        short=False,
     ),
     Probe(
         "reported_loss",
@@ -212,7 +219,7 @@ _TRAINING_PROBES = (
             ),
             Explanation(
                 "normalised_by_weight_sum",
-                lambda v: _close(v.get("ratio"), 1.0 / FIRST_WEIGHTS),
+                lambda v: _close(v.get("ratio"), 1.0 / (2.0 * FIRST_WEIGHTS)),
             ),
         ),
     ),
@@ -228,11 +235,7 @@ _TRAINING_PROBES = (
                 "learning_rate_halved", lambda v: _close(v.get("share"), _share_of_clip(0.5))
             ),
             Explanation(
-                "step_applied_twice",
-                lambda v: any(
-                    _close(v.get("share"), _share_of_clip(rate))
-                    for rate in (1.0 + _SECOND_STEP_WITHOUT_GRADIENT, 2.0)
-                ),
+                "step_applied_twice", lambda v: _close(v.get("share"), _share_of_clip(2.0))
             ),
             Explanation(
                 "normalised_by_weight_sum",
@@ -302,7 +305,13 @@ _STATE_PROBES = (
         "resumed 0, saved 0, cold above 0: differences from a client that was never saved",
         _restored,
         (
-            Explanation("save_resets_optimizer", lambda v: _above(v.get("saved"), STEP_TOLERANCE)),
+            Explanation(
+                "save_resets_optimizer",
+                lambda v: (
+                    _above(v.get("saved"), STEP_TOLERANCE)
+                    and _below(v.get("saved_from_cold"), STEP_TOLERANCE)
+                ),
+            ),
             Explanation(
                 "cold_adam_after_restore",
                 lambda v: (
@@ -331,6 +340,7 @@ _STATE_PROBES = (
             Explanation("training_overwrites_sampler", lambda v: v.get("sampler") == 0.0),
         ),
         (RESTORE,),
+        short=False,
     ),
     Probe(
         "published_sampler",
@@ -386,6 +396,7 @@ _SAMPLING_PROBES = (
             ),
         ),
         (TEMPERATURE,),
+        short=False,
     ),
     Probe(
         "logprobs_under_top_p",
@@ -394,6 +405,7 @@ _SAMPLING_PROBES = (
         lambda v: _no_further(v, "gap"),
         (Explanation("top_p_renormalised_logprobs", lambda v: _above(v.get("shift"), 0.0)),),
         (TOP_P,),
+        short=False,
     ),
     Probe(
         "seed",
@@ -404,6 +416,7 @@ _SAMPLING_PROBES = (
             Explanation("ignored_seed", lambda v: _below(v.get("same"), 0.99)),
             Explanation("sampling_is_greedy", lambda v: v.get("other") == 1.0),
         ),
+        short=False,
     ),
     Probe(
         "samples_of_one_request",
@@ -411,6 +424,7 @@ _SAMPLING_PROBES = (
         "above 1 different ones",
         lambda v: _above(v.get("different"), 1.0),
         (Explanation("duplicate_samples", lambda v: v.get("different") == 1.0),),
+        short=False,
     ),
     Probe(
         "stop_token",
@@ -418,6 +432,7 @@ _SAMPLING_PROBES = (
         "1",
         lambda v: None if v.get("stopped") != 1.0 else v.get("included") == 1.0,
         (Explanation("stop_token_missing", lambda v: v.get("included") == 0.0),),
+        short=False,
     ),
 )
 
@@ -451,6 +466,18 @@ _REPORT_PROBES = (
         "1",
         lambda v: v.get("known") == 1.0,
         (Explanation("lost_optimizer_report", lambda v: v.get("known") == 0.0),),
+    ),
+    Probe(
+        "reported_optimizer_settings",
+        "Are the optimizer's settings and step count reported?",
+        "1",
+        lambda v: True if v.get("known") == 1.0 else None,
+    ),
+    Probe(
+        "reported_checkpoint",
+        "Does the service say what a checkpoint holds?",
+        "1",
+        lambda v: True if v.get("known") == 1.0 else None,
     ),
     Probe(
         "capacity_answer",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from evidence.conformance import ConformanceRecord, Scope, record_of
 from evidence.conformance_probes import CLIPPING, DECAY, NEEDS, TEMPERATURE, TOP_P
 from evidence.errors import InputError
-from tasks.conformance import measure
+from tasks.conformance import chosen, measure
 from tasks.conformance_bench import Bench
 from tasks.patience import RetryPolicy
 from tasks.progress import Progress, ProgressEvent, silent
@@ -64,8 +64,7 @@ async def examine(request: ConformanceRequest, *, progress: Progress = silent) -
     try:
         measurements = await measure(
             Bench(service, base_model=model, rank=request.rank),
-            scope=request.scope,
-            capacity_clients=request.capacity_clients,
+            chosen(request.scope, request.needs, capacity_clients=request.capacity_clients),
             report=lambda probes: progress(ProgressEvent("conformance", message=probes)),
         )
     finally:

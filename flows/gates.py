@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
+from evidence.conformance import refusal_to_accept
 from evidence.gate import GateResult
 from evidence.result import StructuredResult
 from flows import steps
 from flows.activation import pass_activation
+from tasks.conformance_gate import unreported
 from tasks.context import RunContext
 from tasks.evaluation import BASE, Subject, mean_scores
 from tasks.gate_answer import GateAnswer
@@ -60,9 +63,9 @@ class Gatekeeper:
     def act(self, answer: GateResult) -> None:
         """Let the run go on, or stop it.
 
-        Accepting is by gate: the records do not tell what a service cannot report from what was
-        not measured for another reason. All reasons that were accepted are kept in the ledger, and
-        no verdict is definitive after any of them.
+        Accepting is by gate, and only where the service was seen not to report what the gate rests
+        on. All reasons that were accepted are kept in the ledger, and no verdict is definitive
+        after any of them.
 
         Raises:
             GateStopped: if the gate refuses.
@@ -71,6 +74,9 @@ class Gatekeeper:
         if answer.may_proceed:
             return
         if answer.status == "unverified" and answer.gate in self._ctx.accept_unverified:
+            refusal = refusal_to_accept(answer.gate, unreported(self._ctx))
+            if refusal is not None:
+                raise GateStopped(replace(answer, reasons=(*answer.reasons, refusal)))
             accepted = {event["gate"] for event in self._ctx.run.events("accepted_unverified")}
             if answer.gate not in accepted:
                 self._ctx.run.append(
@@ -92,6 +98,7 @@ async def pass_gates(ctx: RunContext, result: StructuredResult) -> dict[str, Lea
     gate = Gatekeeper(ctx, result)
     await gate.ask("spec_preflight", lambda: steps.SPEC_PREFLIGHT(ctx))
     await gate.ask("service_probe", lambda: steps.SERVICE_PROBE(ctx))
+    await gate.ask("conformance", lambda: steps.CONFORMANCE(ctx))
     await bind_identity(ctx)
     await restore_environment(ctx)
     await gate.ask("generation_audit", lambda: steps.GENERATION_AUDIT(ctx))

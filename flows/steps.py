@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tasks import (
+    conformance_gate,
     correctness,
     diagnostic_batch,
     diagnostic_initial,
@@ -24,6 +25,7 @@ from tasks.run_task import RunTask
 
 SPEC_PREFLIGHT = RunTask(paper_gates.check_spec, name="spec-preflight")
 SERVICE_PROBE = RunTask(probe.probe_service, name="service-probe")
+CONFORMANCE = RunTask(conformance_gate.check_conformance, name="conformance")
 GENERATION_AUDIT = RunTask(paper_gates.check_generated_data, name="generation-audit")
 CORRECTNESS = RunTask(correctness.check_correctness, name="correctness-preflight")
 INITIALIZATION = RunTask(initialization.ensure_initialization, name="initialization-checkpoint")

@@ -5,66 +5,68 @@ from __future__ import annotations
 import numpy as np
 
 from evidence.conformance import Measurement
-from tasks.conformance_bench import FIRST, SECOND, Bench, Vector, apart, trained
+from evidence.conformance_probes import FIRST_TOKENS
+from tasks.conformance_bench import BETA1, FIRST, SECOND, Bench, Vector, apart, trained
 from tasks.failures import CapacityBlocked, ServiceError
 from tasks.sampling import ServiceSampler
 from tasks.trainer import Trainer
 
-WARM_STEPS = 3
 LONGER = 3.0
 """By how much the second publication's step is longer than the first's."""
 
 
 async def optimizer_restored(bench: Bench) -> list[Measurement]:
-    """One more step on four clients: never saved, saved, restored with and without optimizer.
+    """One more step on three clients: saved and live, restored with and without optimizer.
 
-    The steps before went another way than this one, so that Adam's first moment decides where it
-    goes.
+    The step before went another way than this one, so that Adam's first moment decides where it
+    goes: a live client moves by beta1 of the one and 1 - beta1 of the other, over 1 - beta1^t.
     """
-    async with bench.model() as control, bench.model() as saved:
-        await _warm(bench, control)
-        await _warm(bench, saved)
-        uri = await saved.save("conformance-restore")
-        expected, live = await _one_more(bench, control), await _one_more(bench, saved)
+    await bench.moved(trained(FIRST))
+    uri = await (await bench.trainer()).save(f"conformance-restore-{bench.steps}")
+    described = await bench.service.reachability.checkpoint(uri)
+    number = bench.steps + 1
+    live = await bench.moved(_OTHER_WAY, adam=bench.adam(beta1=BETA1))
+    await bench.leave()
     resumed = await _loaded(bench, uri, optimizer=True)
     cold = await _loaded(bench, uri, optimizer=False)
+    units = bench.known
+    expected = (BETA1 * units.first - (1.0 - BETA1) * units.second) / (1.0 - BETA1**number)
     values = {
-        "resumed": apart(resumed, expected),
+        "resumed": apart(resumed, live),
         "saved": apart(live, expected),
-        "cold": apart(cold, expected),
+        "saved_from_cold": apart(live, -units.second),
+        "cold": apart(cold, live),
         "resumed_from_cold": apart(resumed, cold),
-        "noise": bench.known.noise,
+        "noise": units.noise,
     }
-    return [Measurement("optimizer_restored", values)]
+    known = {"known": float(described is not None)}
+    return [
+        Measurement("optimizer_restored", values),
+        Measurement("reported_checkpoint", known, silent=described is None),
+    ]
 
 
-async def _warm(bench: Bench, trainer: Trainer) -> None:
-    for _ in range(WARM_STEPS):
-        await trained(FIRST)(trainer)
-        await trainer.optim_step(bench.adam(bench.known.step))
-
-
-async def _one_more(bench: Bench, trainer: Trainer) -> Vector:
-    before = await bench.score(trainer)
-    await trained(SECOND, factors=(-1.0,))(trainer)
-    await trainer.optim_step(bench.adam(bench.known.step))
-    return await bench.score(trainer) - before
+_OTHER_WAY = trained(SECOND, factors=(-1.0,))
 
 
 async def _loaded(bench: Bench, uri: str, *, optimizer: bool) -> Vector:
+    """How far the next step moves a client that was loaded from a checkpoint."""
     trainer = await bench.service.load_trainer(uri, label="conformance", optimizer=optimizer)
     try:
-        return await _one_more(bench, trainer)
+        before = await bench.scores(trainer)
+        await _OTHER_WAY(trainer)
+        await trainer.optim_step(bench.adam(beta1=BETA1))
+        return await bench.scores(trainer) - before
     finally:
         await trainer.close()
 
 
 async def checkpoint_kinds(bench: Bench) -> list[Measurement]:
     """A training and a sampler checkpoint of one name, both opened."""
-    name = "conformance-kinds"
-    async with bench.model() as trainer:
-        training = await trainer.save(name)
-        sampler = await trainer.publish_named(name)
+    trainer = await bench.trainer()
+    name = f"conformance-kinds-{bench.steps}"
+    training = await trainer.save(name)
+    sampler = await trainer.publish_named(name)
 
     async def load() -> None:
         await (await bench.service.load_trainer(training, label="conformance")).close()
@@ -90,13 +92,11 @@ async def checkpoint_kinds(bench: Bench) -> list[Measurement]:
 async def published_sampler(bench: Bench) -> list[Measurement]:
     """Two publications with a longer step between them, against the trainer at both moments."""
     trainer_at, sampler_at = [], []
-    async with bench.model() as trainer:
-        for length in (1.0, LONGER):
-            await trained(FIRST)(trainer)
-            await trainer.optim_step(bench.adam(length * bench.known.step, beta1=0.0))
-            sampler = await trainer.publish("conformance")
-            trainer_at.append(await bench.score(trainer))
-            sampler_at.append(await _scored(sampler))
+    for length in (1.0, LONGER):
+        await bench.moved(trained(FIRST), adam=bench.adam(length * bench.known.step))
+        sampler = await (await bench.trainer()).publish("conformance")
+        trainer_at.append((await bench.score())[:FIRST_TOKENS])
+        sampler_at.append(await _scored(sampler))
     ours, theirs = trainer_at[1] - trainer_at[0], sampler_at[1] - sampler_at[0]
     length = float(np.linalg.norm(ours))
     values = {
@@ -108,19 +108,16 @@ async def published_sampler(bench: Bench) -> list[Measurement]:
 
 
 async def _scored(sampler: ServiceSampler) -> Vector:
-    """The sampler's scores of the fixed tokens; a token without one counts as 0."""
-    found = [
-        value or 0.0
-        for example in (FIRST, SECOND)
-        for value in (await sampler.compute_logprobs(example.tokens))[1:]
-    ]
-    return np.array(found)
+    """The sampler's scores of the first example; a token without one counts as 0."""
+    found = await sampler.compute_logprobs(FIRST.tokens)
+    return np.array([value or 0.0 for value in found[1:]])
 
 
 async def reports(bench: Bench) -> list[Measurement]:
     """What a new client says about itself; a silent service is no exception."""
-    async with bench.model() as trainer:
-        info = trainer.info
+    trainer = await bench.trainer()
+    info, observed = trainer.info, await trainer.observe()
+    settings = (observed or {}).get("optimizer")
     model, rank = info.base_model, info.lora_rank
     same_model = None if model is None else float(model == bench.lora.base_model)
     same_rank = None if rank is None else float(rank == bench.lora.rank)
@@ -131,6 +128,11 @@ async def reports(bench: Bench) -> list[Measurement]:
             "reported_optimizer",
             {"known": float(info.optimizer is not None)},
             silent=info.optimizer is None,
+        ),
+        Measurement(
+            "reported_optimizer_settings",
+            {"known": float(settings is not None)},
+            silent=settings is None,
         ),
     ]
 

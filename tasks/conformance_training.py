@@ -9,8 +9,14 @@ import tinker
 import torch
 
 from evidence.conformance import Measurement
-from evidence.conformance_probes import CLIP_SHARE, DECAY_PER_STEP
+from evidence.conformance_probes import (
+    CLIP_SHARE,
+    DECAY_PER_STEP,
+    FIRST_TOKENS,
+    NATS_TOLERANCE,
+)
 from tasks.conformance_bench import (
+    BETA1,
     EXAMPLES,
     FIRST,
     SECOND,
@@ -18,42 +24,60 @@ from tasks.conformance_bench import (
     Example,
     Vector,
     multiple,
+    rms,
     score,
     shares,
     trained,
 )
 from tasks.conformance_relay import Relay
-from tasks.failures import PermanentServiceError
+from tasks.failures import PermanentServiceError, ServiceError
 from tasks.trainer import CustomLoss, Trainer
 
+_SILENCE = trained(FIRST, factors=(0.0,))
+_LONG_STEP = 0.01
 _EPSILON_OF_DECAY = 1e12
 """With such an epsilon momentum moves nothing: what the step does is decay alone."""
 STALE_NATS = 0.2
 """How far the sampling log-probabilities of the importance-sampling probe are from the model's."""
 
 
+async def forward_adds_nothing(bench: Bench) -> list[Measurement]:
+    """A step without a gradient after nothing but forwards, so long that any gradient shows."""
+    adam = tinker.AdamParams(
+        learning_rate=_LONG_STEP, beta1=0.0, beta2=0.95, eps=1e-8, weight_decay=0.0
+    )
+    await bench.untrained()
+    movement = rms(await bench.moved(_SILENCE, adam=adam))
+    if movement > NATS_TOLERANCE:
+        await bench.leave()
+        bench.forwards_count = True
+    return [Measurement("forward_adds_nothing", {"nats": movement})]
+
+
 async def repeatable(bench: Bench) -> list[Measurement]:
-    """Units of all movements, and whether they repeat."""
+    """Units of all movements, and whether half a step moves half as far."""
     units = await bench.measure_units()
-    return [Measurement("repeatable", {"gap": units.noise})]
+    return [Measurement("repeatable", {"gap": units.noise, "target": bench.target})]
 
 
 async def result_order(bench: Bench) -> list[Measurement]:
-    """Both examples in one request against each alone."""
-    async with bench.model() as trainer:
-        alone = [await score(trainer, example) for example in EXAMPLES]
-        both = await trainer.forward([example.plain() for example in EXAMPLES])
-        halves = [
-            tuple(weight if number % 2 else 0.0 for number, weight in enumerate(example.weights))
-            for example in EXAMPLES
-        ]
-        found = [
-            (await trainer.forward([Example(example.tokens, half).datum()]))[0]
-            for example, half in zip(EXAMPLES, halves, strict=True)
-        ]
+    """Both examples in one request against each alone, and with weights at every other token."""
+    trainer = await bench.trainer()
+    alone = [await score(trainer, example) for example in EXAMPLES]
+    both = await trainer.forward([example.plain() for example in EXAMPLES])
+    halves = [
+        tuple(weight if number % 2 else 0.0 for number, weight in enumerate(example.weights))
+        for example in EXAMPLES
+    ]
+    found = [
+        (await trainer.forward([Example(example.tokens, half).datum()]))[0]
+        for example, half in zip(EXAMPLES, halves, strict=True)
+    ]
     unweighted = np.concatenate([np.array(half) == 0.0 for half in halves])
     seen, true = np.concatenate(found), np.concatenate(alone)
     values = {"in_order": _gap(both, alone), "reversed": _gap(both[::-1], alone)}
+    in_order = values["in_order"]
+    bench.ordered = in_order is not None and in_order <= NATS_TOLERANCE
     if len(seen) != len(true):
         return [Measurement("result_order", values)]
     zeros = {
@@ -76,10 +100,22 @@ async def sum_over_request(bench: Bench) -> list[Measurement]:
 
 
 async def weights_are_factors(bench: Bench) -> list[Measurement]:
-    """The first example with doubled weights."""
-    moved = await bench.moved(trained(FIRST, factors=(2.0,)))
-    values = multiple(moved, bench.known.first) | {"noise": bench.known.noise}
-    return [Measurement("weights_are_factors", values)]
+    """The first example with doubled weights, and the loss that is reported for it."""
+    true = (await bench.score())[:FIRST_TOKENS]
+    expected = -2.0 * float(true @ np.array(FIRST.weights))
+    reported: float | None = None
+
+    async def work(trainer: Trainer) -> None:
+        nonlocal reported
+        metrics = await trainer.forward_backward([FIRST.datum(2.0)], "cross_entropy")
+        reported = metrics.get("loss:sum")
+
+    values = multiple(await bench.moved(work), bench.known.first) | {"noise": bench.known.noise}
+    ratio = None if reported is None else reported / expected
+    return [
+        Measurement("weights_are_factors", values),
+        Measurement("reported_loss", {"ratio": ratio}, silent=reported is None),
+    ]
 
 
 async def gradients_accumulate(bench: Bench) -> list[Measurement]:
@@ -92,14 +128,23 @@ async def gradients_accumulate(bench: Bench) -> list[Measurement]:
     return [Measurement("gradients_accumulate", shares(await bench.moved(work), bench.known))]
 
 
-async def forward_adds_nothing(bench: Bench) -> list[Measurement]:
-    """A forward of the second example with weights before training on the first."""
+async def step_takes_all(bench: Bench) -> list[Measurement]:
+    """Two steps without a gradient behind a plain one, the first with momentum.
 
-    async def work(trainer: Trainer) -> None:
-        await trainer.forward([SECOND.datum()])
-        await trained(FIRST)(trainer)
-
-    return [Measurement("forward_adds_nothing", shares(await bench.moved(work), bench.known))]
+    With momentum the plain step moves the model again, by beta1 / (1 - beta1^t) of itself, t
+    counting this model's steps. Without it nothing is left that could move the model.
+    """
+    await bench.moved(trained(FIRST))
+    with_momentum = await bench.moved(_SILENCE, adam=bench.adam(beta1=BETA1))
+    share = BETA1 / (1.0 - BETA1 ** max(bench.steps, 1))
+    without = await bench.moved(_SILENCE)
+    units = bench.known
+    carried = multiple(with_momentum, share * units.first)["ratio"]
+    left = multiple(without, units.first)["ratio"]
+    return [
+        Measurement("gradient_cleared", {"left": left, "noise": units.noise}),
+        Measurement("momentum", {"carried": carried, "noise": units.noise}),
+    ]
 
 
 async def custom_loss(bench: Bench) -> list[Measurement]:
@@ -111,9 +156,14 @@ async def custom_loss(bench: Bench) -> list[Measurement]:
 
     try:
         moved = await bench.moved(work)
-    except PermanentServiceError as error:
+    except ServiceError as error:
+        if not isinstance(error, PermanentServiceError):
+            raise
         reported = {"loss_reported": 0.0} if "loss:sum" in str(error) else {}
-        return [Measurement("custom_loss", reported, refused=str(error))]
+        return [Measurement("custom_loss", reported, refused=str(error), unusable=True)]
+    except (RuntimeError, ValueError, KeyError, TypeError, AssertionError) as error:
+        refused = f"{type(error).__name__}: {error}"
+        return [Measurement("custom_loss", refused=refused, unusable=True)]
     return [Measurement("custom_loss", shares(moved, bench.known))]
 
 
@@ -131,7 +181,8 @@ def _weighted(
 async def custom_equals_builtin(bench: Bench) -> list[Measurement]:
     """Importance sampling with ratios away from 1 and advantages of both signs, both ways."""
     split = len(FIRST.weights)
-    old = bench.known.before + STALE_NATS * np.cos(np.arange(len(bench.known.before)))
+    now = await bench.score()
+    old = now + STALE_NATS * np.cos(np.arange(len(now)))
     parts = list(zip(EXAMPLES, (old[:split], old[split:]), (1.0, -1.0), strict=True))
 
     async def builtin(trainer: Trainer) -> None:
@@ -164,19 +215,6 @@ def _importance(parts: list[tuple[Example, Vector, float]]) -> CustomLoss:
     return loss
 
 
-async def reported_loss(bench: Bench) -> list[Measurement]:
-    """The metric ``loss:sum`` of one example with equal weights against its log-probabilities."""
-    weight = 3.0 / len(FIRST.weights)
-    example = Example(FIRST.tokens, (weight,) * len(FIRST.weights))
-    async with bench.model() as trainer:
-        expected = -weight * float((await score(trainer, example)).sum())
-        reported = (await trainer.forward_backward([example.datum()], "cross_entropy")).get(
-            "loss:sum"
-        )
-    ratio = None if reported is None else reported / expected
-    return [Measurement("reported_loss", {"ratio": ratio}, silent=reported is None)]
-
-
 async def step_length(bench: Bench) -> list[Measurement]:
     """One step whose gradient is shortened to a quarter of its length, as it follows from theory.
 
@@ -187,7 +225,7 @@ async def step_length(bench: Bench) -> list[Measurement]:
     units = bench.known
     weights = np.array([*FIRST.weights, *([0.0] * len(SECOND.weights))])
     length = float(np.sqrt(max(float(weights @ units.first), 0.0) / units.step))
-    adam = bench.adam(units.step, clip=CLIP_SHARE * length)
+    adam = bench.adam(clip=CLIP_SHARE * length)
     moved = await bench.moved(trained(FIRST), adam=adam)
     share = multiple(moved, units.first)["ratio"]
     return [
@@ -208,12 +246,13 @@ async def weight_decay(bench: Bench) -> list[Measurement]:
         grad_clip_norm=0.0,
     )
     async with bench.model() as trainer:
+        before = await bench.scores(trainer)
         await trained(FIRST, SECOND)(trainer)
-        await trainer.optim_step(bench.adam(units.step))
-        moved = await bench.score(trainer) - units.before
-        await trained(FIRST, factors=(0.0,))(trainer)
+        await trainer.optim_step(bench.adam(2.0 * units.step))
+        moved = await bench.scores(trainer) - before
+        await _SILENCE(trainer)
         await trainer.optim_step(decay)
-        left = await bench.score(trainer) - units.before
+        left = await bench.scores(trainer) - before
     values = {"left": multiple(left, moved)["ratio"], "noise": units.noise}
     return [Measurement("weight_decay", values)]
 
@@ -222,18 +261,17 @@ async def replayed_request(bench: Bench) -> list[Measurement]:
     """Gradient and step through a relay that sends each of the two requests twice."""
     async with Relay(bench.service.settings) as relay:
         other = bench.through(bench.service.towards(relay.url))
+
+        async def doubled(trainer: Trainer) -> None:
+            relay.twice("forward_backward", "optim_step")
+            await trained(FIRST)(trainer)
+
         try:
-
-            async def work(trainer: Trainer) -> None:
-                relay.twice("forward_backward", "optim_step")
-                await trained(FIRST)(trainer)
-
-            moved = await other.moved(work)
+            once = await other.moved(trained(FIRST))
+            values = multiple(await other.moved(doubled), once)
         finally:
-            await other.service.release_all()
-        values: dict[str, float | None] = dict(multiple(moved, bench.known.first))
-        values["repeats"] = float(relay.repeats)
-        values["refused"] = float(relay.refused)
+            await other.close()
+        values |= {"repeats": float(relay.repeats), "refused": float(relay.refused)}
     if not relay.repeats:
         return [Measurement("replayed_request", values, refused="no request was sent twice")]
     return [Measurement("replayed_request", values | {"noise": bench.known.noise})]

@@ -22,6 +22,9 @@ FAULTS: Mapping[str, str] = {
     "mean_instead_of_sum": "the loss is divided by the number of trained tokens of the request",
     "mean_over_data": "the loss is divided by the number of data of the request",
     "negative_weights_blown_up": "negative weights and advantages count ten times",
+    "normalised_by_weight_sum": "each datum counts by its weights' sum (1e-9 if that is not above "
+    "0), and the loss is divided by the number of data",
+    "no_loss_metric": "forward_backward reports no metrics",
     "forward_accumulates": "a forward alone adds to the gradient",
     "gradient_erased_between_chunks": "each forward_backward starts from an empty gradient",
     "scrambled_order": "per-datum results come back in reverse order",
@@ -50,6 +53,7 @@ FAULTS: Mapping[str, str] = {
 """Every fault, with what it does wrong."""
 
 NEGATIVE_FACTOR = 10.0
+SMALLEST_SUM = 1e-9
 NOISE_NATS = 0.05
 
 
@@ -92,6 +96,9 @@ class SemanticFaults:
         if self.on("mean_instead_of_sum"):
             tokens = max(1, sum(_trained_tokens(datum) for datum in data_D))
             data_D = [_rescaled(datum, lambda w: w / tokens) for datum in data_D]
+        if self.on("normalised_by_weight_sum"):
+            count = max(1, len(data_D))
+            data_D = [_rescaled(datum, lambda w: w / _positive_sum(w) / count) for datum in data_D]
         if self.on("mean_over_data"):
             count = max(1, len(data_D))
             data_D = [_rescaled(datum, lambda w: w / count) for datum in data_D]
@@ -111,6 +118,10 @@ class SemanticFaults:
         if self.on("scrambled_order"):
             logprobs_D = list(logprobs_D)[::-1]
         return logprobs_D
+
+    def train_metrics(self, metrics: Mapping[str, float]) -> Mapping[str, float]:
+        """Return the metrics of a request as the faulty service would report them."""
+        return {} if self.on("no_loss_metric") else metrics
 
     def optimizer(self, params: AdamParams) -> AdamParams:
         """Return the hyperparameters that the faulty service would use."""
@@ -193,6 +204,10 @@ def _weight(datum: WireDatum) -> Array | None:
 def _trained_tokens(datum: WireDatum) -> int:
     weight = _weight(datum)
     return len(datum.tokens) if weight is None else int(np.count_nonzero(weight))
+
+
+def _positive_sum(weight: Array) -> np.float32:
+    return np.float32(max(float(weight.sum()), SMALLEST_SUM))
 
 
 def _blow_up(weight: Array) -> Array:

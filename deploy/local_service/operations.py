@@ -114,7 +114,8 @@ class Operations:
                 entry.broken_gradient = f"request {request.seq_id} failed ({error})"
             raise
         logprobs_D = list(self._faults.train_logprobs(request.data_D, logprobs_D))
-        return Applied(Outcome(proto=encode_train_result(logprobs_D, metrics)), changed=backward)
+        reported = self._faults.train_metrics(metrics)
+        return Applied(Outcome(proto=encode_train_result(logprobs_D, reported)), changed=backward)
 
     def optim_step(self, entry: ModelEntry, params: requests.AdamParams) -> Applied:
         """Take one optimizer step, unless part of its gradient is missing."""

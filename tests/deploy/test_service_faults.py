@@ -150,6 +150,8 @@ PROBES = {
     "mean_instead_of_sum": training,
     "mean_over_data": lambda bench: bench.step(bench.trainer()),
     "negative_weights_blown_up": training,
+    "normalised_by_weight_sum": training,
+    "no_loss_metric": training,
     "forward_accumulates": training,
     "gradient_erased_between_chunks": training,
     "scrambled_order": training,

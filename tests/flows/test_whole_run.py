@@ -11,6 +11,7 @@ from tests.flows.conftest import PlanMaker
 GATES = (
     "spec_preflight",
     "service_probe",
+    "conformance",
     "generation_audit",
     "correctness",
     "restoration",
