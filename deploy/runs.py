@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from evidence.errors import InputError
+from evidence.object_store import open_store
 from evidence.run import Run
+from evidence.run_files import IDENTITY
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,28 +51,33 @@ class RunState:
 
 
 def find_run(run: str, *, run_dir: str) -> Run:
-    """Open a run by its folder, or by its id under the folder of runs.
+    """Open a run by its folder, or by its id under the folder of runs; either may be a URL.
 
     Raises:
         InputError: if there is no run.
     """
-    for candidate in (Path(run), Path(run_dir) / run):
-        if (candidate / "identity.json").is_file():
-            return Run.open(str(candidate))
+    candidates = [run] if "://" in run else [run, f"{run_dir.rstrip('/')}/{run}"]
+    for candidate in candidates:
+        if open_store(candidate).exists(IDENTITY):
+            return Run.open(candidate)
     raise InputError("RUN", run, f"a run's folder, or the id of a run in {run_dir}")
 
 
 def list_runs(run_dir: str) -> list[Run]:
-    """Open every run in a folder of runs, sorted by name."""
-    root = Path(run_dir)
-    found = sorted(path.parent for path in root.glob("*/identity.json")) if root.is_dir() else []
-    return [Run.open(str(path)) for path in found]
+    """Open every run in a folder of runs, or under a URL, sorted by name."""
+    if "://" not in run_dir:
+        folders = sorted(path.parent for path in Path(run_dir).glob(f"*/{IDENTITY}"))
+        return [Run.open(str(folder)) for folder in folders]
+    paths = [path.split("/") for path in open_store(run_dir).paths()]
+    names = sorted(parts[0] for parts in paths if parts[1:] == [IDENTITY])
+    return [Run.open(f"{run_dir.rstrip('/')}/{name}") for name in names]
 
 
 def describe(run: Run) -> RunState:
     """Say how far a run is, from its files alone."""
     result = run.result() or {}
-    ended = bool(run.events("finished"))
+    closed = any(event["final"] for event in run.events("ended"))
+    ended = closed or bool(run.events("finished"))  # of a comparison, or of a diagnostic
     state = "working" if run.lock_holder() else "ended" if ended else "stopped"
     return RunState(
         run_id=run.run_id,
