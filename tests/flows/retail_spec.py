@@ -106,7 +106,7 @@ def execution(document: Document, *, sdpo: Document | None = None, **changes: An
     )
     made["optimizer"]["learning_rate"] = 0.01
     made["rollout"] |= {
-        "groups": 2, "group_size": 3, "minibatches": 1, "max_tokens": 64, "max_turns": 3,
+        "groups": 2, "group_size": 3, "minibatches": 1, "max_tokens": 40, "max_turns": 3,
     }  # fmt: skip
     made["evaluation"] |= {"items": 2, "max_tokens": 24}
     return made | copy.deepcopy(changes) | {"spec_sha256": digest(document)}
