@@ -16,6 +16,7 @@ from deploy.ui.children import ChildFailed
 from deploy.ui.prefect_server import PrefectSettings
 from deploy.ui.stack import StackSettings, running
 from evidence.errors import InputError
+from tasks.service_settings import ServiceSettings as RemoteService
 
 _PAGE_PORT, _SERVICE_PORT, _FILES_PORT = 4200, 8808, 8809
 _MAX_THREADS = 2
@@ -25,7 +26,7 @@ def ui(args: argparse.Namespace) -> int:
     """Start everything, print where it is, and stop all of it on Ctrl-C or SIGTERM.
 
     Raises:
-        InputError: if a port that was asked for is taken, or the folder is no local one.
+        InputError: if an option cannot be used: a port that is taken, a folder that is no local one.
     """
     settings = _settings(args)
     up, stop = threading.Event(), threading.Event()
@@ -55,6 +56,8 @@ def ui(args: argparse.Namespace) -> int:
 def _settings(args: argparse.Namespace) -> StackSettings:
     if "://" in args.run_dir:
         raise InputError("--run-dir", args.run_dir, "a local folder (runs of the form lie there)")
+    if args.at_once < 1:
+        raise InputError("--at-once", args.at_once, "at least 1")
     run_dir = Path(args.run_dir).resolve()
     service = None
     if args.service == "local":
@@ -74,7 +77,7 @@ def _settings(args: argparse.Namespace) -> StackSettings:
         ),
         files_port=choose_port("--files-port", args.files_port, usual=_FILES_PORT),
         service=service,
-        service_url=None if service is not None else args.service,
+        service_url=None if service is not None else RemoteService(url=args.service).url,
         at_once=args.at_once,
     )
 

@@ -7,6 +7,7 @@ import socket
 from evidence.errors import InputError
 
 HOST = "127.0.0.1"
+_LAST_PORT = 65535
 
 
 def choose_port(option: str, given: int | None, *, usual: int) -> int:
@@ -18,8 +19,10 @@ def choose_port(option: str, given: int | None, *, usual: int) -> int:
         usual: the port that is taken without one, unless something listens there.
 
     Raises:
-        InputError: if the port that was asked for is taken.
+        InputError: if the port that was asked for is none, or is taken.
     """
+    if given is not None and not 0 <= given <= _LAST_PORT:
+        raise InputError(option, given, f"a port from 0 to {_LAST_PORT}")
     if given == 0:
         return _any_port()
     if given is not None:
