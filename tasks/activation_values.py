@@ -7,10 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from evidence.episode_metrics import FAILED
 from losses.gate_metrics import GateMetric, PilotEvidence, PilotUpdate, measure_all
 from losses.token_arrays import TokenArrays
 from tasks.context import PILOT, RunContext
 from tasks.teacher_evidence import TeacherEvidence, judge_calls, teacher_evidence
+
+PILOT_BEAT = "joint_step_running"
+"""Event of the ledger: a pilot's first step goes on."""
 
 
 def activation_metrics(ctx: RunContext, phase: str = PILOT) -> dict[str, GateMetric]:
@@ -45,7 +49,20 @@ def pilot_evidence(ctx: RunContext, phase: str = PILOT) -> PilotEvidence:
         student_logprobs=teacher.student_logprobs,
         judge_rationales=teacher.judge_rationales,
         group_rewards_PG=_rewards(ctx, rewarded, phase),
-        judge_calls_parsed=judge_calls(ctx.run, [arm.name for arm in piloted], phase),
+        judge_calls_parsed=[
+            *judge_calls(ctx.run, [arm.name for arm in piloted], phase),
+            *[False] * _failed_judge_calls(ctx, phase),
+        ],
+    )
+
+
+def _failed_judge_calls(ctx: RunContext, phase: str) -> int:
+    """Calls since the pilot began whose judge never gave a usable answer: no episode tells of them."""
+    begun = [event["n"] for event in ctx.run.events(PILOT_BEAT) if event["phase"] == phase]
+    return sum(
+        int(event["attempts"])
+        for event in ctx.run.events(FAILED)
+        if begun and event["n"] > begun[0] and event["partner"] == "judge"
     )
 
 

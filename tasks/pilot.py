@@ -16,7 +16,7 @@ from evidence import activation
 from evidence.canonical import canonical_bytes, digest
 from evidence.gate import GateResult, SourceRef
 from losses.errors import LossInputError
-from tasks.activation_values import activation_metrics
+from tasks.activation_values import PILOT_BEAT, activation_metrics
 from tasks.context import PILOT, RunContext, settle_all
 from tasks.gate_answer import GateAnswer
 from tasks.learner import Learner
@@ -24,7 +24,6 @@ from tasks.restoration import digest_of_file
 from tasks.training import run_step
 
 JOINT_STEP = "joint_step"
-_BEAT = "joint_step_running"
 _BEAT_SECONDS = 10.0
 
 
@@ -53,7 +52,7 @@ async def _joint_step(ctx: RunContext, learners: Sequence[Learner], phase: str) 
     What an interrupted try had finished is not done again, so its time counts too.
     """
     count, size = len(learners), ctx.execution.rollout.batch_size
-    earlier = sum(e["seconds"] for e in ctx.run.events(_BEAT) if e["phase"] == phase)
+    earlier = sum(e["seconds"] for e in ctx.run.events(PILOT_BEAT) if e["phase"] == phase)
     with ctx.timed("all", phase, 0, JOINT_STEP, units=count, samples=count * size) as timer:
         timer.earlier = earlier
         async with _beating(ctx, phase):
@@ -69,7 +68,7 @@ async def _beating(ctx: RunContext, phase: str) -> AsyncIterator[None]:
 
     async def beat() -> None:
         while True:
-            ctx.run.append(_BEAT, attempt=ctx.run.attempt, seconds=_BEAT_SECONDS, phase=phase)
+            ctx.run.append(PILOT_BEAT, attempt=ctx.run.attempt, seconds=_BEAT_SECONDS, phase=phase)
             await ctx.service.clock.sleep(_BEAT_SECONDS)
 
     beating = asyncio.create_task(beat())

@@ -12,6 +12,7 @@ from envs.protocols import Episode, Turn
 from evidence.execution import ExecutionFile
 from evidence.run import EPISODES, Run
 from evidence.spec import Spec
+from tasks.activation_values import pilot_evidence
 from tasks.context import RunContext
 from tasks.reachability import ServerInfo
 from tasks.rollout import GroupSampling
@@ -127,6 +128,19 @@ def test_judge_calls_are_one_answer_an_episode_and_its_failures(tmp_path: Path) 
     calls = judge_calls(ctx.run, ["grpo"], "train")
 
     assert calls == [True, False, True, False, False, True]
+
+
+def test_judge_that_never_answered_counts_against_the_pilot_it_failed_in(tmp_path: Path) -> None:
+    """Three calls before the pilot began, and the simulator's, are not among them."""
+    ctx = _context(tmp_path, Shop())
+    ctx.run.append("partner_failed", partner="judge", attempts=3, problems=[])
+    ctx.run.append("joint_step_running", phase="pilot", seconds=10.0)
+    ctx.run.append("partner_failed", partner="simulator", attempts=3, problems=[])
+    ctx.run.append("partner_failed", partner="judge", attempts=2, problems=[])
+
+    evidence = pilot_evidence(ctx)
+
+    assert evidence.judge_calls_parsed == [False, False]
 
 
 def _part(ctx: RunContext) -> dict[str, list[dict[str, Any]]]:

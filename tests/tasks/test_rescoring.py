@@ -276,7 +276,7 @@ def test_advantages_that_are_trained_on_equal_the_golden_values(case: dict[str, 
 
     class Service:
         async def compute_logprobs(self, tokens: Sequence[int]) -> list[float | None]:
-            values = [None] * len(prefix) + given["teacher_logprobs"]
+            values: list[float | None] = [None] * len(prefix) + given["teacher_logprobs"]
             for position in missing:
                 values[len(prefix) + position] = None
             return values[:room]

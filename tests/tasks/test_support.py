@@ -55,7 +55,7 @@ class Column:
 
 def _supports() -> Any:
     """Two tokens at each of the positions 2, 5 and 6."""
-    columns = {
+    columns: dict[str, list[float]] = {
         "group": [0] * 6,
         "sample": [0] * 6,
         "position": [2, 2, 5, 5, 6, 6],
