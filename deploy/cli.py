@@ -366,6 +366,10 @@ def _add_ui(commands: "_Commands") -> None:
         description="Start a Prefect server with the deployments, a worker, the embedded service, "
         "a read-only file server and the sweeper, all on this machine, and print where they are. "
         "Ctrl-C stops all of it; unfinished runs go on the next time.",
+        epilog="environment: GATED_RL_NOTIFY=TYPE/NAME names a notification block of the Prefect "
+        "server (slack-webhook/team, say) that is told of gate refusals, capacity blocks and "
+        "verdicts; GATED_RL_PATIENCE_SECONDS bounds how long a flow run's process waits for "
+        "capacity; GATED_RL_REQUEUE_SECONDS says when it is started again",
     )
     command.add_argument("--run-dir", default="runs", metavar="DIR", help="where runs are kept")
     command.add_argument(
