@@ -22,6 +22,15 @@ _RESERVED = ("n", "at", "event", "token")
 _TRIES = 50
 
 
+class Shared:
+    """What all ledgers of this process on the same store share."""
+
+    def __init__(self) -> None:
+        self.mutex = threading.RLock()
+        self.lines = 0
+        """Lines that this process knows to be there."""
+
+
 class Ledger:
     """Appends events to a store's ledger and reads them.
 
@@ -29,17 +38,18 @@ class Ledger:
         store: where the ledger lies.
         clock: current time with zone.
         token: returns the token of the lock this process holds, or 0.
-        mutex: shared by all ledgers of this process on the same store.
+        shared: the same for all ledgers of this process on the same store.
     """
 
     def __init__(
-        self, store: Store, *, clock: Clock, token: Callable[[], int], mutex: threading.RLock
+        self, store: Store, *, clock: Clock, token: Callable[[], int], shared: Shared
     ) -> None:
         self._store = store
         self._clock = clock
         self._token = token
-        self._mutex = mutex
+        self._shared, self._mutex = shared, shared.mutex
         self._events: list[dict[str, Any]] = []
+        self._whole_under = 0  # token of the lock under which everything has been read
 
     def append(self, event: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Add an event and wait until it is on the disk.
@@ -55,7 +65,7 @@ class Ledger:
         if taken:
             raise InputError(f"event {event}", taken[0], f"no field named {', '.join(_RESERVED)}")
         with self._mutex:
-            if not (self._store.refuses_taken_lines and self._events):
+            if not self._is_whole():
                 self._refresh()
                 self._refuse_later_writer()
             for _ in range(_TRIES):
@@ -67,6 +77,7 @@ class Ledger:
                     self._refuse_later_writer()
                     continue
                 self._events.append(record)
+                self._shared.lines = record["n"]
                 return record
         raise ConflictError(LEDGER, "other writers", "at most one process", where=self._store.url)
 
@@ -77,7 +88,8 @@ class Ledger:
             InputError: naming the line, if one of them is not a numbered event.
         """
         with self._mutex:
-            self._refresh()
+            if not self._is_whole():
+                self._refresh()
             return [dict(found) for found in self._events if event in (None, found["event"])]
 
     def _record(self, event: str, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -89,8 +101,18 @@ class Ledger:
         }
         return {**head, **fields}
 
+    def _is_whole(self) -> bool:
+        """Whether nothing can be missing: read under the lock that this process still holds.
+
+        Only a store that refuses taken lines is trusted with it. If the lock was lost without our
+        noticing, the next line is refused, and whatever was decided on old lines with it.
+        """
+        token = self._token()
+        held = self._store.refuses_taken_lines and token > 0 and token == self._whole_under
+        return held and len(self._events) >= self._shared.lines
+
     def _refresh(self) -> None:
-        known = len(self._events)
+        token, known = self._token(), len(self._events)
         for number, line in enumerate(self._store.read_lines(LEDGER, after=known), start=known + 1):
             where = f"{self._store.url}/{LEDGER} line {number}"
             record = loads_strict(line, where=where)
@@ -99,6 +121,7 @@ class Ledger:
             if not isinstance(record.get("event"), str):
                 raise InputError("event", record.get("event"), "the event's name", where=where)
             self._events.append(record)
+        self._whole_under = token
 
     def _refuse_later_writer(self) -> None:
         own = self._token()

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import socket
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from evidence.canonical import digest, loads_strict
 from evidence.errors import ConflictError, InputError
 from evidence.gate import GateResult
 from evidence.lease import Clock, utc_now
-from evidence.ledger import Ledger
+from evidence.ledger import Ledger, Shared
 from evidence.object_store import open_store
 from evidence.store import Lock, Store, check_path, encode_segment
 
@@ -30,7 +29,7 @@ _GATE_FILE = re.compile(r"gates/(?P<gate>[^/]+?)(?:\.(?P<number>[0-9]+))?\.json"
 class _Writers:
     """What the writers of one run in this process share."""
 
-    mutex: threading.RLock = field(default_factory=threading.RLock)
+    ledger: Shared = field(default_factory=Shared)
     lock: Lock | None = None
 
 
@@ -43,7 +42,7 @@ class RunFiles:
     def __init__(self, store: Store, *, clock: Clock = utc_now) -> None:
         self._store = store
         self._writers = _WRITERS.setdefault(store.url, _Writers())
-        self._ledger = Ledger(store, clock=clock, token=self._token, mutex=self._writers.mutex)
+        self._ledger = Ledger(store, clock=clock, token=self._token, shared=self._writers.ledger)
         self._clock = clock
         self.identity: Mapping[str, Any] = self.read_json(IDENTITY)
         self.spec: Mapping[str, Any] = self.read_json("spec.json")
@@ -236,7 +235,7 @@ class RunFiles:
         known when. Use `evidence.result.StructuredResult`, which keeps the rules.
         """
         self._guard()
-        with self._writers.mutex:
+        with self._writers.ledger.mutex:
             if self.result() == record:
                 return
             self._ledger.append("result", {"result": dict(record)})

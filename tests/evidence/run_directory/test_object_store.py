@@ -74,6 +74,31 @@ def test_other_spec_is_refused_on_an_object_store(make_run, memory_root):
         make_run(root=memory_root, spec={"title": "other"})
 
 
+def test_ledger_is_read_once_under_a_lock_and_misses_no_line_of_this_process(
+    make_run, memory_root, monkeypatch
+):
+    """Two views of one run: each sees the other's lines, and neither lists the store for its own."""
+    one = make_run(root=memory_root)
+    with one.lock():
+        other = Run.open(one.path)
+        one.append("a")
+        other.append("b")
+        seen = [event["event"] for event in one.events()]
+        listed = []
+        paths = ObjectStore.paths
+        monkeypatch.setattr(
+            ObjectStore,
+            "paths",
+            lambda self, prefix="": listed.append(prefix) or paths(self, prefix),
+        )
+        one.append("c")
+        again = [event["event"] for event in one.events()]
+    after = [event["event"] for event in other.events()]
+
+    assert (seen, again, after) == (["a", "b"], ["a", "b", "c"], ["a", "b", "c"])
+    assert listed == ["ledger"]
+
+
 def test_line_is_added_once(store):
     """Two writers of one line: the first wins, the second learns that it is not alone."""
     store.append_line("ledger.jsonl", b"mine", number=1)
