@@ -308,12 +308,14 @@ def test_logit_level_arm_trains_on_what_its_tables_hold(
     rows = run.read_table("supports", key=KEY)
     (update,) = run.read_table("updates", key=KEY)
     scored = run.read_table("rescoring", key=KEY)
-    sides = [
+    student, teacher = (
         np.array([row[name] for row in rows], dtype=np.float64).reshape(1, -1, 4)
         for name in ("sampling_logprob", "teacher_logprob")
-    ]
+    )
     mask = np.ones((1, len(scored)))
-    terms, _ = sdpo.logit_level(*sides, mask, alpha=0.5, support="topk_tail", weights=mask)
+    terms, _ = sdpo.logit_level(
+        student, teacher, mask, alpha=0.5, support="topk_tail", weights=mask
+    )
     assert _status(run, "correctness") == "passed"
     assert len(rows) == 4 * len(scored) == 4 * update["loss_tokens"]
     assert math.isclose(update["loss"], terms.sum(), rel_tol=1e-5)
