@@ -1,6 +1,5 @@
 """A rubric judge played by a served model: a pinned prompt, and an answer that is read strictly."""
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +32,7 @@ Answer with one JSON object and nothing else:
 %(conversation)s
 ===== END ====="""
 
-_FENCED = re.compile(r"```(?:json)?\s*\n(.*?)\n?\s*```", re.DOTALL)
+_FENCE = "```"
 MAX_ANSWER_CHARS = 20_000
 MAX_SHOWN_CHARS = 20_000
 """Of one message, what the judge reads."""
@@ -84,10 +83,8 @@ def read_judgement(text: str) -> tuple[dict[str, float], str]:
     """
     if len(text) > MAX_ANSWER_CHARS:
         raise AnswerError("too_long", f"an answer of {len(text)} characters")
-    stripped = text.strip()
-    fenced = _FENCED.fullmatch(stripped)
     try:
-        value = read_whole(fenced.group(1) if fenced else stripped)
+        value = read_whole(_without_fence(text.strip()))
     except ValueError as error:
         raise AnswerError("prose", f"not one JSON object ({error})") from error
     if not isinstance(value, dict):
@@ -101,6 +98,14 @@ def read_judgement(text: str) -> tuple[dict[str, float], str]:
     if not isinstance(rationale, str) or not rationale.strip():
         raise AnswerError("no_rationale", "rationale is not a text")
     return {name: _score(name, value[name]) for name in DIMENSIONS}, rationale.strip()
+
+
+def _without_fence(text: str) -> str:
+    """What stands in a code fence, plain or marked as json; the text itself where there is none."""
+    if not (text.startswith(_FENCE) and text.endswith(_FENCE) and len(text) > 2 * len(_FENCE)):
+        return text
+    mark, newline, inside = text[len(_FENCE) : -len(_FENCE)].partition("\n")
+    return inside if newline and mark.strip() in ("", "json") else text
 
 
 def _score(name: str, value: Any) -> float:

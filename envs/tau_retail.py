@@ -162,6 +162,7 @@ class TauRetailEnvironment:
         self.eval_ids = tuple(f"tau-test-{n:03d}" for n in held_out)
         self.data_digests: Mapping[str, str] = {"tau_bench": self._package.sha256}
         self.data_order: Mapping[str, Any] = {
+            "source": f"sierra-research/tau-bench@{settings.commit}",
             "generator": "random.Random(seed).shuffle(list(range(500))), taken in order",
             "seed": seed,
             "n": len(train),

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from envs.conversation import Judgement, Transcript
 from envs.protocols import Turn
 
-_CLAIMS = re.compile(r"\bW\d+\b|[\w.+-]+@[\w-]+\.\w+|\$\d+(?:\.\d+)?")
-"""What can be checked: order numbers, emails and dollar amounts."""
+_CLAIMS = re.compile(r"\bW\d+\b|(?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,255}\.\w{1,63}|\$\d+(?:\.\d+)?")
+"""What can be checked: order numbers, emails and dollar amounts. An email is only looked for where
+a word begins, in bounded parts: else a long turn without spaces takes hours."""
 _ASKS_EMAIL = re.compile(r"e-?mail", re.IGNORECASE)
 _ASKS_YES = re.compile(
     r"confirm|\byes\b|shall i|should i|is that (ok|right)|go ahead", re.IGNORECASE

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from dataclasses import replace
 
 import pytest
@@ -62,6 +63,16 @@ def test_judgement_is_read_and_averaged(renderer, scripted):
 )
 def test_plain_and_fenced_json_are_read(text):
     assert read_judgement(text)[1] == "Ask first."
+
+
+def test_answer_of_nothing_but_lines_is_refused_at_once():
+    """A model that runs into repetition writes newlines to the end."""
+    started = time.perf_counter()
+
+    with pytest.raises(AnswerError):
+        read_judgement("```" + "\n" * 19_990)
+
+    assert time.perf_counter() - started < 1.0
 
 
 def without(name):

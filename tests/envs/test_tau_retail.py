@@ -3,135 +3,27 @@
 import asyncio
 import json
 import math
-import os
 import random
 import sys
-from pathlib import Path
 
 import pytest
 
-from envs import tau_package
 from envs.errors import EnvInputError
 from envs.protocols import Environment, EpisodeSettings
 from envs.registry import make_environment
 from envs.served import make_partner
-from envs.tau_package import COMMIT, PINNED_SHA256, package_sha256
+from envs.tau_package import COMMIT
 from envs.tau_retail import TauWorld, guarded_expression, parameter_types
+from tests.envs.tau_stand_in import forget_package, stand_in
 
-STAND_IN = {
-    "__init__.py": "from tau_bench.envs.base import Env\n",
-    "types.py": """
-from typing import Any, Dict, List
-from pydantic import BaseModel
-class Action(BaseModel):
-    name: str
-    kwargs: Dict[str, Any]
-class Task(BaseModel):
-    user_id: str
-    actions: List[Action]
-    instruction: str
-    outputs: List[str]
-class RewardResult(BaseModel):
-    reward: float
-""",
-    "envs/__init__.py": "from tau_bench.envs.user import LLMUserSimulationEnv\n",
-    "envs/tool.py": "",
-    "envs/user.py": """
-from litellm import completion
-class LLMUserSimulationEnv:
-    def build_system_prompt(self, instruction):
-        return "You are a user.\\n\\nInstruction: " + instruction
-""",
-    "envs/base.py": """
-from tau_bench.types import Action, RewardResult
-class Env:
-    def __init__(self, load, tools, tasks, index):
-        self.load, self.data = load, load()
-        self.tools_map = {t.get_info()["function"]["name"]: t for t in tools}
-        self.tools_info = [t.get_info() for t in tools]
-        self.task, self.actions = tasks[index], []
-    def calculate_reward(self):
-        mine, self.data = self.data, self.load()
-        for action in self.task.actions:
-            self.tools_map[action.name].invoke(data=self.data, **action.kwargs)
-        said = [a.kwargs["content"].lower().replace(",", "") for a in self.actions]
-        told = all(any(o.lower() in s for s in said) for o in self.task.outputs)
-        return RewardResult(reward=float(mine == self.data and told))
-""",
-    "envs/retail/__init__.py": "",
-    "envs/retail/wiki.md": "Be kind.",
-    "envs/retail/wiki.py": 'WIKI = "Be kind."\n',
-    "envs/retail/tasks_train.py": """
-from tau_bench.types import Task
-TASKS_TRAIN = [
-    Task(user_id=f"u{n}", instruction=f"Train wish {n}.", outputs=[], actions=[
-        {"name": "cancel_pending_order", "kwargs": {"order_id": f"#W{n}"}}]) for n in range(500)
-]
-""",
-    "envs/retail/tasks_test.py": """
-from tau_bench.types import Task
-TASKS_TEST = [
-    Task(user_id=f"t{n}", instruction=f"Test wish {n}.", outputs=["1234"] if n == 1 else [], actions=[
-        {"name": "cancel_pending_order", "kwargs": {"order_id": f"#W{n}"}}]) for n in range(115)
-]
-""",
-    "envs/retail/env.py": """
-from tau_bench.envs.base import Env
-from tau_bench.envs.retail.tasks_test import TASKS_TEST
-from tau_bench.envs.retail.tasks_train import TASKS_TRAIN
-def info(name, **types):
-    return {"type": "function", "function": {"name": name, "description": name, "parameters": {
-        "type": "object", "properties": {k: {"type": v} for k, v in types.items()}}}}
-class Cancel:
-    @staticmethod
-    def invoke(data, order_id):
-        if order_id in data:
-            raise KeyError(order_id)
-        data[order_id] = "cancelled"
-        return "ok"
-    @staticmethod
-    def get_info():
-        return info("cancel_pending_order", order_id="string")
-class Calculate:
-    @staticmethod
-    def invoke(data, expression):
-        return str(round(float(eval(expression)), 2))
-    @staticmethod
-    def get_info():
-        return info("calculate", expression="string")
-class Transfer:
-    @staticmethod
-    def invoke(data, summary):
-        return "Transfer successful"
-    @staticmethod
-    def get_info():
-        return info("transfer_to_human_agents", summary="string")
-class MockRetailDomainEnv(Env):
-    def __init__(self, user_strategy, task_split, task_index):
-        assert user_strategy == "human"
-        tasks = TASKS_TEST if task_split == "test" else TASKS_TRAIN
-        super().__init__(dict, [Cancel, Calculate, Transfer], tasks, task_index)
-""",
-}
 SETTINGS = EpisodeSettings(max_tokens=300, max_turns=12)
-
-
-def forget_package():
-    for name in [name for name in sys.modules if name.split(".")[0] == "tau_bench"]:
-        del sys.modules[name]
 
 
 @pytest.fixture
 def checkout(tmp_path, monkeypatch):
-    """A folder that holds the stand-in package, whose digest is taken for the pinned one."""
-    for name, text in STAND_IN.items():
-        path = tmp_path / "tau_bench" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    monkeypatch.setattr(tau_package, "PINNED_SHA256", package_sha256(tmp_path / "tau_bench"))
-    forget_package()
-    yield tmp_path
-    forget_package()
+    """A folder that holds the stand-in package."""
+    with stand_in(tmp_path, monkeypatch) as folder:
+        yield folder
 
 
 @pytest.fixture
@@ -332,32 +224,3 @@ def test_parameter_types_come_from_the_schemas():
     tool = {"name": "f", "parameters": {"properties": {"a": {"type": "array"}, "b": {}}}}
 
     assert parameter_types([tool]) == {"f": {"a": "array", "b": "string"}}
-
-
-@pytest.mark.network
-def test_real_package_gives_the_known_ceilings(tokenizer):
-    """Reference actions with all outputs said: 115 of 115; nothing: 7, of them 5 in the first 60."""
-    folder = os.environ.get("GATED_RL_TAU_BENCH")
-    if not folder:
-        pytest.skip("GATED_RL_TAU_BENCH names no checkout")
-    forget_package()
-    assert package_sha256(Path(folder) / "tau_bench") == PINNED_SHA256
-    env = make_environment(
-        "tau_retail", {"eval_tasks": 115}, tokenizer=tokenizer, renderer="qwen3_instruct"
-    )
-    solved, silent, nothing = [], [], []
-    for index, task in enumerate(env._package.tasks["test"]):
-        for found, actions, said in (
-            (solved, task.actions, task.outputs),
-            (silent, task.actions, []),
-            (nothing, [], []),
-        ):
-            world = TauWorld(env._package, "test", index)
-            for action in actions:
-                world.call(action.name, action.kwargs)
-            if world.reward(said) == 1.0:
-                found.append(index)
-
-    assert (len(solved), len(silent)) == (115, 78)
-    assert nothing == [10, 12, 25, 50, 57, 65, 106]
-    forget_package()

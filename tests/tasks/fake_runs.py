@@ -117,11 +117,15 @@ def context(
     *,
     service: Any = None,
     limit: int | None = None,
+    planned: Mapping[str, Any] | None = None,
     **changes: Any,
 ) -> RunContext:
-    """A run of the small spec in a folder, with top-level fields of the spec replaced."""
+    """A run of the small spec in a folder, with top-level fields of the spec replaced.
+
+    `planned` replaces top-level fields of the execution file.
+    """
     document = tiny_spec.spec(**changes)
-    execution = tiny_spec.execution(document)
+    execution = tiny_spec.execution(document, **(planned or {}))
     run = Run.create(str(folder), run_id="fake", spec=document, execution=execution)
     ctx = RunContext(
         run=run,
