@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 \
             DO_NOT_TRACK=1 PREFECT_SERVER_ANALYTICS_ENABLED=false
 
-.PHONY: help demo demo-retail ui test test-slow mutants chaos bench check format clean
+.PHONY: help demo demo-retail ui test test-slow test-sdks mutants chaos bench check format clean
 
 help:
 	@echo "make demo       run a whole gated comparison on this machine (small real model, no account, no GPU)"
@@ -14,6 +14,7 @@ help:
 	@echo "make demo-retail  the same for conversations: GRPO against SDPO in a small shop (under 20 minutes)"
 	@echo "make test       run the tests"
 	@echo "make test-slow  run the longer tests"
+	@echo "make test-sdks  run the service-facing tests with the oldest and the newest tinker SDK"
 	@echo "make chaos      kill runs and their service at random moments; compare with undisturbed runs"
 	@echo "make mutants    try wrong versions of the validators and list which test catches each"
 	@echo "make bench      run the speed and memory comparisons (on a quiet machine)"
@@ -55,6 +56,26 @@ test: $(VENV)/.installed-dev
 
 test-slow: $(VENV)/.installed-dev
 	@$(TEST_ENV) $(BIN)/python -m pytest -q -n 2 --dist loadfile -m "slow and not bench and not network"
+
+# The oldest SDK and cookbook, laid over the environment: everything else they need is there already.
+SDK_OLDEST := 0.25.0
+SDK_OVERLAY := $(VENV)/sdk-$(SDK_OLDEST)
+SDK_TESTS := tests/tasks/test_sdk_ends.py tests/tasks/test_service.py tests/tasks/test_failures.py \
+             tests/tasks/test_conformance.py tests/flows/test_whole_run.py tests/deploy/test_service_sdk.py
+
+$(SDK_OVERLAY)/.installed: $(VENV)/.installed-dev
+	@echo "Installing tinker $(SDK_OLDEST) and tinker-cookbook 0.5.4 into $(SDK_OVERLAY)"
+	@rm -rf $(SDK_OVERLAY)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(SDK_OVERLAY) \
+	  tinker==$(SDK_OLDEST) tinker-cookbook==0.5.4
+	@touch $@
+
+test-sdks: $(SDK_OVERLAY)/.installed
+	@echo "tinker $(SDK_OLDEST)"
+	@$(TEST_ENV) GATED_RL_SDK=$(SDK_OLDEST) PYTHONPATH=$(SDK_OVERLAY) \
+	  $(BIN)/python -m pytest -q -m "not slow" $(SDK_TESTS)
+	@echo "tinker as installed"
+	@$(TEST_ENV) $(BIN)/python -m pytest -q -m "not slow" $(SDK_TESTS)
 
 bench: $(VENV)/.installed-dev
 	@OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -q -m bench tests/benchmarks

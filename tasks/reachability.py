@@ -106,6 +106,15 @@ class Reachability:
             raise PermanentServiceError(text, what="POST /local/adapters", final=True)
         return answer
 
+    async def finish(self, session_id: str, *, seconds: float) -> bool:
+        """End a session that the SDK cannot end; whether the service confirmed it."""
+        reason = {"reason": {"type": "success"}, "detail": None}
+        path = f"/sessions/{quote(session_id, safe='')}/finish"
+        try:
+            return (await self._send("POST", path, reason, seconds=seconds)).is_success
+        except httpx.HTTPError:
+            return False
+
     async def _described(self, answer: httpx.Response) -> ServerInfo:
         if answer.status_code in (401, 403):
             raise PermanentServiceError(

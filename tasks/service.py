@@ -7,16 +7,13 @@ either a result or a `ServiceError`; errors that are not the service's are passe
 
 from __future__ import annotations
 
-import inspect
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import tinker
-from tinker.lib.public_interfaces.api_future import APIFuture
 from tinker.lib.retry_handler import RetryConfig
-from tinker.types.optimizer import OptimizerConfigBase
 
 from tasks.clock import Clock, SystemClock
 from tasks.failures import (
@@ -32,6 +29,13 @@ from tasks.failures import (
 from tasks.patience import Patience, RetryPolicy
 from tasks.reachability import Reachability, ServerInfo
 from tasks.sampling import ServiceSampler
+from tasks.sdk import (
+    end_session,
+    finished,
+    header_arguments,
+    optimizer_arguments,
+    session_left_open,
+)
 from tasks.sdk_manners import teach_manners
 from tasks.service_settings import ServiceSettings, quiet_sdk
 from tasks.trainer import Trainer
@@ -227,7 +231,7 @@ class Service:
 
         def make(client: tinker.ServiceClient) -> Any:
             return client.create_training_client_from_state(
-                uri, user_metadata={"label": label}, **_held(lora.optimizer)
+                uri, user_metadata={"label": label}, **optimizer_arguments(lora.optimizer)
             )
 
         return await self._open_trainer(f"load weights {label}", make)
@@ -301,17 +305,14 @@ class Service:
         return confirmed
 
     async def _closed(self, client: tinker.ServiceClient) -> bool:
-        if not hasattr(client, "close"):  # older SDKs end a session by silence alone
-            return False
+        seconds = self.settings.deadlines.close
         try:
-            await self.call(
-                "close session",
-                lambda: _finished(client.close("success")),
-                self.settings.deadlines.close,
-            )
+            if await self.call("close session", lambda: end_session(client, "success"), seconds):
+                return True
         except (ServiceError, RuntimeError):
             return False
-        return True
+        left = session_left_open(client)
+        return left is not None and await self.reachability.finish(left, seconds=seconds)
 
     async def release_all(self) -> bool:
         """Release every client that is still open; whether all were confirmed."""
@@ -332,7 +333,7 @@ class Service:
         deadline = self.settings.deadlines.create
         try:
             made = await self.call(
-                what, lambda: _finished(make(client)), deadline, established=False
+                what, lambda: finished(make(client)), deadline, established=False
             )
         except Exception:
             await self._drop(client)
@@ -342,20 +343,13 @@ class Service:
     async def _drop(self, client: tinker.ServiceClient) -> None:
         """Let go of a client that did not work; ending its session is tried without waiting."""
         self._open.pop(client, None)
-        if hasattr(client, "close"):
-            in_thread(lambda: _finished(client.close("errored")), "drop session")
+        in_thread(lambda: end_session(client, "errored"), "drop session")
 
     def _new_client(self) -> tinker.ServiceClient:
-        parameters = inspect.signature(tinker.ServiceClient.__init__).parameters
-        headers = self.settings.headers()
-        name = (
-            "default_headers_overrides"
-            if "default_headers_overrides" in parameters
-            else "default_headers"
-        )
-        extra: dict[str, Any] = {name: headers} if headers else {}
         return tinker.ServiceClient(
-            base_url=self.settings.url, api_key=self.settings.api_key(), **extra
+            base_url=self.settings.url,
+            api_key=self.settings.api_key(),
+            **header_arguments(self.settings.headers()),
         )
 
 
@@ -371,19 +365,7 @@ def _made(lora: LoraSettings, label: str) -> Callable[[tinker.ServiceClient], An
             train_attn=lora.train_attn,
             train_unembed=lora.train_unembed,
             user_metadata={"label": label},
-            **_held(lora.optimizer),
+            **optimizer_arguments(lora.optimizer),
         )
 
     return make
-
-
-def _finished(made: Any) -> Any:
-    """The value behind a future of the SDK; older versions return some values directly."""
-    return made.result() if isinstance(made, APIFuture) else made
-
-
-def _held(optimizer: Mapping[str, float] | None) -> dict[str, Any]:
-    if optimizer is None:
-        return {}
-    settings: dict[str, Any] = dict(optimizer)
-    return {"optimizer": OptimizerConfigBase(type="adamw", **settings)}

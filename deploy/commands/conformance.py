@@ -29,9 +29,10 @@ def conformance(args: argparse.Namespace) -> int:
     out = None if args.out is None else Path(args.out)
     if out is not None and not out.resolve().parent.is_dir():
         raise InputError("--out", args.out, "a file in a folder that exists")
-    if args.rank < 1 or args.capacity_clients < 0:
-        name = "--rank" if args.rank < 1 else "--capacity-clients"
-        raise InputError(name, min(args.rank, args.capacity_clients), "a positive number")
+    if args.rank < 1:
+        raise InputError("--rank", args.rank, "at least 1")
+    if args.capacity_clients < 0:
+        raise InputError("--capacity-clients", args.capacity_clients, "at least 0")
     try:
         with (
             tempfile.TemporaryDirectory(prefix="gated-rl-conformance-") as folder,
