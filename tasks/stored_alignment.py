@@ -14,6 +14,7 @@ from evidence.errors import InputError
 from losses.advantages import group_advantages
 from losses.errors import LossConfigError, LossInputError
 from tasks.frozen_batch import assert_frozen, frozen
+from tasks.stored_rescoring import rescored_columns, rescoring_contradictions
 from tasks.stored_updates import StoredArm, StoredUpdate
 
 ADVANTAGE_TOLERANCE = 1e-5
@@ -87,6 +88,8 @@ def _masked(stored: StoredArm, key: tuple[Any, ...]) -> Columns:
         if values.null_count:
             values = values.fill_null(0.0)
         columns[name] = np.asarray(values.to_numpy(zero_copy_only=False))[mask & (position > 0)]
+    if stored.run.has_table("rescoring", key=key):
+        columns["advantage"] = rescored_columns(stored.run, key)["advantage"]
     return columns
 
 
@@ -101,6 +104,7 @@ def _advantages(stored: StoredArm) -> Iterator[str]:
     """Advantages follow from the rewards of their group."""
     settings = stored.execution.advantage_of(stored.arm).config
     if settings.get("kind") != "group_mean":
+        yield from rescoring_contradictions(stored, settings)
         return
     for step in stored.steps:
         key = (stored.arm, stored.phase, step)

@@ -21,6 +21,9 @@ from flows.outcome import Outcome
 from flows.plan import RunPlan
 from flows.run import run_comparison
 from losses.reference import sdpo
+from tasks.stored_alignment import contradictions_of
+from tasks.stored_rescoring import rescoring_contradictions
+from tasks.stored_updates import stored_arm
 from tests.conftest import LOCAL_API_KEY
 from tests.flows import retail_spec
 from tests.flows.conftest import make_plan
@@ -129,6 +132,28 @@ def test_result_counts_what_the_teacher_was_shown(retail_run: tuple[Run, Outcome
         "teacher_clipped_tokens": float(sum(gap > 5.0 for gap in gaps)),
         "teacher_mean_abs_gap": pytest.approx(np.mean(gaps), rel=1e-6),
     }
+
+
+def test_stored_files_of_a_teachers_arm_agree(retail_run: tuple[Run, Outcome]) -> None:
+    stored = stored_arm(retail_run[0], arm="sdpo", phase="train")
+    assert stored is not None
+
+    assert contradictions_of(stored) == []
+
+
+def test_advantages_that_the_scores_do_not_give_are_named(retail_run: tuple[Run, Outcome]) -> None:
+    """With half the clip, what was cut at 5 nats is too large."""
+    stored = stored_arm(retail_run[0], arm="sdpo", phase="train")
+    assert stored is not None
+    settings = stored.execution.advantage_of("sdpo").config
+    gaps = [
+        abs(row["teacher_logprob"] - row["sampling_logprob"])
+        for row in retail_run[0].read_table("rescoring", key=KEY)
+    ]
+
+    (problem,) = rescoring_contradictions(stored, settings | {"clip": 0.5})
+
+    assert problem.startswith(f"step 0: advantages of {sum(gap > 0.5 + 1e-4 for gap in gaps)} tok")
 
 
 def test_rescoring_equals_a_full_recomputation_from_the_tables(
