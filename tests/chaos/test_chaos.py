@@ -16,7 +16,7 @@ from tests.chaos.phases import PHASES, Progress
 from tests.chaos.runner import campaign, killed, table
 from tests.chaos.world import World, world
 
-FEW = {"probe": 1, "gates": 1, "pilot": 2, "training": 4, "evaluation": 1, "bundle": 1}
+FEW = {"probe": 1, "pilot": 1, "training": 4, "evaluation": 1, "bundle": 1}
 
 
 @pytest.mark.slow
