@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from envs.protocols import SampledSequence
 from tasks.failures import Failure, FailureKind
+from tasks.sdk import sample_takes
 
 if TYPE_CHECKING:
     from tasks.service import Service
@@ -89,8 +90,9 @@ class ServiceSampler:
             [L, K] token ids and nats; row i belongs to position i, and row 0 means nothing.
 
         Raises:
-            PermanentServiceError: if the service does not return `topk_prompt_logprobs`.
+            PermanentServiceError: if the service, or the SDK, knows no `topk_prompt_logprobs`.
         """
+        self._require("topk_prompt_logprobs")
         prompt = tinker.ModelInput.from_ints(list(tokens))
         answer = await self._asked(
             lambda: self._client.sample(
@@ -117,8 +119,9 @@ class ServiceSampler:
             [L, K] nats, NaN where nothing was asked.
 
         Raises:
-            PermanentServiceError: if the service does not return `target_prompt_logprobs`.
+            PermanentServiceError: if the service, or the SDK, knows no `target_prompt_logprobs`.
         """
+        self._require("target_prompt_logprobs")
         prompt = tinker.ModelInput.from_ints(list(tokens))
         asked = tinker.TensorData.from_numpy(np.ascontiguousarray(candidates[1:]))
         answer = await self._asked(
@@ -134,6 +137,10 @@ class ServiceSampler:
         values = np.asarray(found.to_numpy(), dtype=np.float64).reshape(candidates[1:].shape)
         scores[1:] = np.where(candidates[1:] >= 0, values, np.nan)
         return scores
+
+    def _require(self, field: str) -> None:
+        if not sample_takes(self._client, field):
+            raise _not_returned(field, self._label)
 
     async def close(self) -> bool:
         """Release the sampler's session, if it has its own; whether the service confirmed it."""

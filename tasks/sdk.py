@@ -71,3 +71,8 @@ def session_left_open(client: tinker.ServiceClient) -> str | None:
         return None
     found: Any = getattr(client.holder, "_session_id", None)
     return None if found is None else str(found)
+
+
+def sample_takes(client: Any, argument: str) -> bool:
+    """Whether the SDK's `sample` knows an argument; older ones lack some kinds of scores."""
+    return argument in inspect.signature(client.sample).parameters

@@ -179,15 +179,25 @@ async def test_support_of_a_trajectory_is_scored_at_its_own_positions(
     assert found.positions.tolist() == np.flatnonzero(sequence.loss_mask).tolist()
 
 
+def _new(prompt: Any, topk_prompt_logprobs: int = 0, target_prompt_logprobs: Any = None) -> Any:
+    """The SDK's `sample` with every kind of scores."""
+
+
+def _old(prompt: Any) -> Any:
+    """The SDK's `sample` before there were any."""
+
+
 @pytest.mark.anyio
+@pytest.mark.parametrize("sample", [_new, _old])
 @pytest.mark.parametrize("field", ["topk_prompt_logprobs", "target_prompt_logprobs"])
-async def test_service_without_top_k_scores_is_named(field: str) -> None:
-    class Old(ServiceSampler):
+async def test_service_or_sdk_without_top_k_scores_is_named(field: str, sample: Any) -> None:
+    class Silent(ServiceSampler):
         async def _asked(self, submit: Any, verb: str) -> Any:
             return SimpleNamespace(topk_prompt_logprobs=None, target_prompt_logprobs=None)
 
     nobody: Any = None
-    sampler = Old(nobody, nobody, label="old", session=None)
+    client: Any = SimpleNamespace(sample=sample)
+    sampler = Silent(nobody, client, label="old", session=None)
     asked: Any = (
         sampler.likeliest(TOKENS, top_k=2)
         if field == "topk_prompt_logprobs"
