@@ -21,6 +21,8 @@ from evidence.values import as_mapping
 PARTNERS = ("judge", "simulator")
 FAILED = "partner_failed"
 """Event of the ledger: a partner gave no usable answer in all its attempts."""
+FLAGS = ("questionable_reference", "solved_by_nothing")
+"""Known troubles of tasks; an evaluation's scores are also given without such tasks."""
 _NOT_UNUSABLE = frozenset({"no_call", "tag_in_text"})
 """Outcomes of turns that were used as they were."""
 
@@ -114,14 +116,21 @@ def _of_phase(run: Run, arm: str, phase: str) -> dict[str, Any]:
 
 
 def evaluation_metrics(run: Run, arm: str, label: str) -> dict[str, Any]:
-    """Return the row of one evaluation."""
+    """Return the row of one evaluation; where tasks have known troubles, also scores without them."""
     tally = _Tally()
     rows = run.read_table("evaluations", key=(arm, label))
+    flagged: set[str] = set()
     for row in _first_of_each_item(rows):
-        tally.add(row["stop_reason"], _facts(row["info_json"]))
+        facts = _facts(row["info_json"])
+        tally.add(row["stop_reason"], facts)
+        if any(facts.get(flag) is True for flag in FLAGS):
+            flagged.add(row["item_id"])
     for row in rows:
         tally.score(row["metric"], row["value"])
-    return {"arm": arm, "phase": "eval", "label": label, **tally.to_record()}
+        if flagged and row["item_id"] not in flagged:
+            tally.score(f"{row['metric']}_without_flagged_tasks", row["value"])
+    record = {"flagged_tasks": len(flagged), **tally.to_record()}
+    return {"arm": arm, "phase": "eval", "label": label, **record}
 
 
 def _first_of_each_item(rows: Iterable[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:

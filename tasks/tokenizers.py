@@ -9,12 +9,16 @@ from typing import Any
 
 from envs.protocols import Environment
 from envs.registry import make_environment
-from evidence.canonical import loads_strict
+from evidence.canonical import digest, loads_strict
+from evidence.errors import ConflictError
 from tasks.context import RunContext
 from tasks.partners import served_partners
 
 GSM8K_ENV = "GATED_RL_GSM8K"
 """Folder of the GSM8K files, where they are not to be fetched from the hub."""
+
+DATA = "environment_data"
+"""Event of the ledger: digests of the tasks and of their order."""
 
 
 def load_tokenizer(source: str) -> Any:
@@ -72,7 +76,32 @@ async def prepare_environment(ctx: RunContext, tokenizer_id: str | None) -> None
             partners=served_partners(ctx, tokenizer_of),
         )
 
-    ctx.environment = await asyncio.to_thread(build)
+    environment = await asyncio.to_thread(build)
+    _record_data(ctx, environment)
+    ctx.environment = environment
+
+
+def _record_data(ctx: RunContext, environment: Environment) -> None:
+    """Write down what the tasks are made of, once; other data later are refused.
+
+    Raises:
+        ConflictError: if the run was begun with other tasks, or in another order.
+    """
+    order = dict(environment.data_order)
+    found = {
+        "name": environment.name,
+        "data_sha256": dict(environment.data_digests),
+        "data_order_sha256": digest(order),
+        "source": order.get("source"),
+    }
+    known = ctx.run.events(DATA)
+    if not known:
+        ctx.run.append(DATA, **found)
+        return
+    for field, value in found.items():
+        if known[0].get(field) != value:
+            expected = f"{known[0].get(field)!r}, as when the run was begun"
+            raise ConflictError(f"environment.{field}", value, expected, where=ctx.run.path)
 
 
 async def restore_environment(ctx: RunContext) -> None:

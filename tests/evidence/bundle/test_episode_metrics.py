@@ -75,6 +75,21 @@ def test_evaluation_counts_an_item_once_whatever_its_metrics(run):
     }
 
 
+def test_scores_are_also_given_without_tasks_of_known_trouble(run):
+    rows = [
+        evaluation("a", "one", 1.0, solved_by_nothing=True, questionable_reference=False),
+        evaluation("b", "one", 0.0, solved_by_nothing=False, questionable_reference=True),
+        evaluation("c", "one", 0.5, solved_by_nothing=False, questionable_reference=False),
+        evaluation("d", "one", 0.0),
+    ]
+    run.write_table("evaluations", rows, key=("grpo", "final"))
+
+    row = evaluation_metrics(run, "grpo", "final")
+
+    assert row["flagged_tasks"] == 2
+    assert row["scores"] == {"one": 0.375, "one_without_flagged_tasks": 0.25}
+
+
 def test_single_turns_have_no_partners_and_no_tables(run):
     write(run, [episode(0, 0, 1.0)])
 
