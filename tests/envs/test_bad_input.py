@@ -11,8 +11,9 @@ import time
 import pytest
 
 from envs.conversation import Transcript
+from envs.errors import EnvInputError
 from envs.outcomes import OUTCOMES, counted
-from envs.protocols import SampledSequence, Turn
+from envs.protocols import EpisodeSettings, SampledSequence, Turn
 from envs.registry import make_environment
 from envs.retail.rule_judge import RuleJudge
 from envs.served import make_partner
@@ -304,6 +305,30 @@ def test_every_outcome_has_a_case():
     reached |= {case[2] for case in JUDGE_CASES + SIMULATOR_CASES}
 
     assert reached == set(OUTCOMES) - UNREACHED
+
+
+@pytest.mark.parametrize("policy", ["fail", "end_episode"])
+def test_single_turn_that_does_not_fit_is_cut_or_an_error(tokenizer, policy):
+    env = make_environment("arithmetic", {}, tokenizer=tokenizer, renderer="qwen3_instruct")
+    item_id = env.eval_ids[0]
+    length = len(env.item(item_id).prompt_tokens)
+    settings = EpisodeSettings(max_tokens=8, max_seq_len=length + 2, max_seq_len_policy=policy)
+    sampler = Replies(("12", "length"), None)
+    played = env.run_episode(item_id, sampler, settings=settings, seed=1)
+
+    if policy == "fail":
+        with pytest.raises(EnvInputError, match="cut at max_seq_len"):
+            asyncio.run(played)
+    else:
+        assert asyncio.run(played).truncated
+
+
+def test_policy_for_long_sequences_reaches_the_environment(tmp_path):
+    ctx = context(tmp_path)
+
+    assert ctx.execution.max_seq_len_policy == "fail"
+    assert ctx.rollout_settings.max_seq_len_policy == "fail"
+    assert ctx.evaluation_settings.max_seq_len_policy == "fail"
 
 
 def test_names_that_do_not_exist_are_not_counted():

@@ -277,6 +277,27 @@ def test_sequence_without_room_for_a_turn_ends_before_it(renderer, scripted):
 
     assert len(sampler.requests) == 1
     assert (found.stop_reason, found.agent_turns) == ("max_seq_len", 1)
+    assert len(found.tokens) <= len(first) + 10
+    assert found.turns[-1].content == "long" * 10
+
+
+@pytest.mark.parametrize("replies", [[("Ema", "length")], ["1", "2"]])
+def test_sequence_that_does_not_fit_is_an_error_where_the_policy_says_so(
+    renderer, scripted, replies
+):
+    """Cut in a turn, or by what the user says to it."""
+    first = renderer.prompt(
+        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    )
+
+    with pytest.raises(EnvInputError, match="episode of task t is 'cut at max_seq_len"):
+        run(
+            scene(["long" * 10]),
+            scripted(replies),
+            renderer,
+            max_seq_len=len(first) + 3,
+            max_seq_len_policy="fail",
+        )
 
 
 def test_first_prompt_that_does_not_fit_is_refused(renderer, scripted):
