@@ -464,7 +464,7 @@ _REPORT_PROBES = (
         "reported_optimizer",
         "Is the optimizer reported?",
         "1",
-        lambda v: v.get("known") == 1.0,
+        lambda v: None if v.get("asked") == 0.0 else v.get("known") == 1.0,
         (Explanation("lost_optimizer_report", lambda v: v.get("known") == 0.0),),
     ),
     Probe(

@@ -9,6 +9,7 @@ from evidence.conformance_probes import FIRST_TOKENS
 from tasks.conformance_bench import BETA1, FIRST, SECOND, Bench, Vector, apart, trained
 from tasks.failures import CapacityBlocked, ServiceError
 from tasks.sampling import ServiceSampler
+from tasks.sdk import reads_optimizer
 from tasks.trainer import Trainer
 
 LONGER = 3.0
@@ -126,7 +127,7 @@ async def reports(bench: Bench) -> list[Measurement]:
         Measurement("reported_rank", {"same": same_rank}, silent=rank is None),
         Measurement(
             "reported_optimizer",
-            {"known": float(info.optimizer is not None)},
+            {"known": float(info.optimizer is not None), "asked": float(reads_optimizer())},
             silent=info.optimizer is None,
         ),
         Measurement(

@@ -2,6 +2,7 @@
 
 * Extra headers: ``default_headers`` in 0.25, later ``default_headers_overrides``.
 * Settings of the optimizer at creation: only where `tinker.types.optimizer` exists.
+* The optimizer that a service reports: not read by 0.25, made up by newer ones if it is silent.
 * Futures: some calls return one in newer versions and the value itself in older ones.
 * The end of a session: 0.25 has no call for it, the session is ended by a plain request then.
 """
@@ -45,6 +46,23 @@ def takes_optimizer() -> bool:
     return importlib.util.find_spec("tinker.types.optimizer") is not None
 
 
+def reported_optimizer(info: Any) -> str | None:
+    """The optimizer's type, where the service itself gave one.
+
+    Newer versions fill in ``adamw`` for a service that says nothing, which is nobody's report;
+    0.25 reads none at all.
+    """
+    if "optimizer_config" not in getattr(info, "model_fields_set", ()):
+        return None
+    found = getattr(info.optimizer_config, "type", None)
+    return None if found is None else str(found)
+
+
+def reads_optimizer() -> bool:
+    """Whether this version passes on what a service reports about the optimizer."""
+    return "optimizer_config" in tinker.types.GetInfoResponse.model_fields
+
+
 def finished(made: Any) -> Any:
     """The value behind a future; the value itself where there is none."""
     return made.result() if isinstance(made, APIFuture) else made
@@ -61,7 +79,9 @@ def end_session(client: tinker.ServiceClient, reason: str) -> bool:
     if close is not None:
         finished(close(reason))
         return True
-    client.holder.close()
+    holder = _opened(client)
+    if holder is not None:
+        holder.close()
     return False
 
 
@@ -69,8 +89,13 @@ def session_left_open(client: tinker.ServiceClient) -> str | None:
     """The id of a session whose end this version could not tell the service."""
     if hasattr(client, "close"):
         return None
-    found: Any = getattr(client.holder, "_session_id", None)
+    found: Any = getattr(_opened(client), "_session_id", None)
     return None if found is None else str(found)
+
+
+def _opened(client: tinker.ServiceClient) -> Any:
+    """What holds a client's session; asking for it by its public name would open one."""
+    return getattr(client, "_session_holder", None)
 
 
 def sample_takes(client: Any, argument: str) -> bool:

@@ -38,7 +38,7 @@ from tasks.sdk import (
 )
 from tasks.sdk_manners import teach_manners
 from tasks.service_settings import ServiceSettings, quiet_sdk
-from tasks.trainer import Trainer
+from tasks.trainer import Trainer, TrainerInfo, describe
 from tasks.watch import Watch, in_thread
 
 __all__ = [
@@ -198,9 +198,7 @@ class Service:
 
     async def try_trainer(self, lora: LoraSettings, *, label: str) -> Trainer:
         """Create a new adapter on the base model, or say at once why not: nothing is waited out."""
-        what = f"create training client {label}"
-        client, training = await self._attempt(what, _made(lora, label))
-        return Trainer(self, training, session=client)
+        return await self._attempt_trainer(f"create training client {label}", _made(lora, label))
 
     async def load_trainer(self, uri: str, *, label: str, optimizer: bool = True) -> Trainer:
         """Create a client from a checkpoint, with or without its optimizer's state."""
@@ -217,14 +215,12 @@ class Service:
 
     async def try_cold(self, uri: str, *, label: str) -> Trainer:
         """Create a client with a checkpoint's weights alone, or say at once why not."""
-        what = f"load weights {label}"
-        client, training = await self._attempt(
-            what,
+        return await self._attempt_trainer(
+            f"load weights {label}",
             lambda made: made.create_training_client_from_state(
                 uri, user_metadata={"label": label}
             ),
         )
-        return Trainer(self, training, session=client)
 
     async def load_weights(self, uri: str, lora: LoraSettings, *, label: str) -> Trainer:
         """Create a client with a checkpoint's weights and a fresh optimizer, as `lora` holds it."""
@@ -321,8 +317,19 @@ class Service:
     async def _open_trainer(
         self, what: str, make: Callable[[tinker.ServiceClient], Any]
     ) -> Trainer:
-        client, training = await self.retrying(what, lambda: self._attempt(what, make))
-        return Trainer(self, training, session=client)
+        return await self.retrying(what, lambda: self._attempt_trainer(what, make))
+
+    async def _attempt_trainer(
+        self, what: str, make: Callable[[tinker.ServiceClient], Any]
+    ) -> Trainer:
+        """Make one training client, and ask what it is while a thread of its own may wait."""
+
+        def ready(client: tinker.ServiceClient) -> tuple[Any, TrainerInfo]:
+            training = finished(make(client))
+            return training, describe(training)
+
+        client, (training, info) = await self._attempt(what, ready)
+        return Trainer(self, training, session=client, info=info)
 
     async def _attempt(
         self, what: str, make: Callable[[tinker.ServiceClient], Any]

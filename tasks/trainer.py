@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from tasks.failures import ServiceError
 from tasks.sampling import ServiceSampler
+from tasks.sdk import finished, reported_optimizer
 
 if TYPE_CHECKING:
     from tasks.service import Service
@@ -51,15 +52,17 @@ class Trainer:
     """A training client in a session of its own."""
 
     def __init__(
-        self, service: Service, client: tinker.TrainingClient, *, session: tinker.ServiceClient
+        self,
+        service: Service,
+        client: tinker.TrainingClient,
+        *,
+        session: tinker.ServiceClient,
+        info: TrainerInfo,
     ) -> None:
         self._service, self._client, self._session = service, client, session
         self._deadlines = service.settings.deadlines
-
-    @property
-    def info(self) -> TrainerInfo:
+        self.info = info
         """What the service reported when the client was created."""
-        return _describe(self._client)
 
     async def forward(self, datums: Sequence[tinker.Datum]) -> list[NDArray[np.float32]]:
         """Log-probability of every target token, nats, [T] per datum; nothing is accumulated."""
@@ -152,7 +155,7 @@ class Trainer:
         config = self._service.retry_config()
 
         def work() -> Any:
-            return self._client.save_weights_and_get_sampling_client(retry_config=config).result()
+            return finished(self._client.save_weights_and_get_sampling_client(retry_config=config))
 
         sampler = await self._service.call(f"publish {label}", work, self._deadlines.save)
         return ServiceSampler(self._service, sampler, label=label, session=None)
@@ -194,15 +197,16 @@ def _logprobs(record: Any) -> NDArray[np.float32]:
     return np.asarray(data.data, dtype=np.float32)
 
 
-def _describe(client: tinker.TrainingClient) -> TrainerInfo:
+def describe(client: tinker.TrainingClient) -> TrainerInfo:
+    """Ask what a client is; an older SDK sends a request for that and waits for the answer."""
     info = client.get_info()
     data = getattr(info, "model_data", None)
-    optimizer = getattr(info, "optimizer_config", None)
+    optimizer = reported_optimizer(info)
     return TrainerInfo(
         model_id=str(client.model_id),
         base_model=getattr(info, "model_name", None) or getattr(data, "model_name", None),
         lora_rank=getattr(info, "lora_rank", None),
         is_lora=getattr(info, "is_lora", None),
-        optimizer=getattr(optimizer, "type", None),
+        optimizer=optimizer,
         tokenizer=getattr(data, "tokenizer_id", None),
     )

@@ -40,7 +40,7 @@ HEALTHY_VALUES: dict[str, dict[str, float | None]] = {
     "stop_token": {"stopped": 1.0, "included": 1.0},
     "reported_base_model": {"same": 1.0},
     "reported_rank": {"same": 1.0},
-    "reported_optimizer": {"known": 1.0},
+    "reported_optimizer": {"known": 1.0, "asked": 1.0},
     "reported_optimizer_settings": {"known": 1.0},
     "reported_checkpoint": {"known": 1.0},
 }

@@ -54,6 +54,7 @@ class _Spy(Relay):
 async def _work(service: Service) -> None:
     """Create, train, save, restore, publish, sample and score."""
     trainer = await service.create_trainer(LORA, label="x")
+    assert trainer.info.base_model == "tiny"
     answer = await trainer.step([_datum()], _nll, ADAM)
     assert (answer.loss_error, answer.step_error) == (None, None)
     uri = await trainer.save("one")
@@ -141,7 +142,7 @@ async def test_released_client_frees_its_slot(start_service: Callable[..., Local
 
 
 async def test_silent_service_is_unverified_and_no_exception(faulty_service: LocalService) -> None:
-    """No optimizer, and a rank or a model that is not given, come back as None."""
+    """What the SDK fills in for a silent service is nobody's report."""
     import httpx  # noqa: PLC0415 - only this test switches faults
 
     control = f"{faulty_service.url}/api/v1/local/faults"
