@@ -210,8 +210,7 @@ def _strengths() -> str:
     alphas = (0.12, 0.24, 0.36, 0.48, 0.62)
     return "".join(
         f".p{n}{{background:rgba(37,99,235,{alpha})}}"
-        f".n{n}{{background:rgba(217,119,6,{alpha});text-decoration:underline;"
-        "text-decoration-thickness:1px;text-underline-offset:3px}"
+        f".n{n}{{background:rgba(217,119,6,{alpha});box-shadow:0 2px 0 rgba(180,83,9,.8)}}"
         for n, alpha in enumerate(alphas, start=1)
     )
 

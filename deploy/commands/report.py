@@ -11,6 +11,6 @@ def report(args: argparse.Namespace) -> int:
     """Render report.md and report.html, and say where they are."""
     run = find_run(args.run, run_dir=args.run_dir)
     written = write_reports(run)
-    for name in (written.html, written.markdown):
+    for name in filter(None, (written.html, written.markdown, written.transcripts)):
         print(f"{run.path}/{name}")
     return ExitCode.OK
