@@ -25,9 +25,8 @@ class RequestLog:
     """ASGI middleware inside the gate: what was refused or never arrived is not logged."""
 
     def __init__(self, app: App, path: Path) -> None:
-        self._app = app
+        self._app, self._path = app, path
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._stream = path.open("a", encoding="ascii", buffering=1)
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Log a request and let it through."""
@@ -37,7 +36,8 @@ class RequestLog:
             return
         body = await read_body(receive)
         line = {"at": time.time(), "path": path, **_asked(body)}
-        self._stream.write(json.dumps(line) + "\n")
+        with self._path.open("a", encoding="ascii") as stream:
+            stream.write(json.dumps(line) + "\n")
         await self._app(scope, replaying(body, receive), send)
 
 
