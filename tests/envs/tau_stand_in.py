@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from envs import tau_package
 from envs.tau_package import package_sha256
 
@@ -105,14 +107,14 @@ class MockRetailDomainEnv(Env):
 }
 
 
-def forget_package():
+def forget_package() -> None:
     """Let the next import of tau_bench find another one."""
     for name in [name for name in sys.modules if name.split(".")[0] == "tau_bench"]:
         del sys.modules[name]
 
 
 @contextmanager
-def stand_in(folder: Path, monkeypatch) -> Iterator[Path]:
+def stand_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder that holds the stand-in package, whose digest is taken for the pinned one."""
     for name, text in STAND_IN.items():
         path = folder / "tau_bench" / name
