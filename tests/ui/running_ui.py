@@ -36,8 +36,15 @@ class RunningUi:
     client: httpx.Client
 
     def api(self, method: str, path: str, **body: Any) -> Any:
-        """Ask the Prefect server."""
-        answer = self.client.request(method, f"{self.page}/api{path}", **body)
+        """Ask the Prefect server; again while its database is busy, as Prefect's client does."""
+        deadline = time.monotonic() + 60.0
+        while True:
+            answer = self.client.request(method, f"{self.page}/api{path}", **body)
+            if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:
+                break
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.5)
         answer.raise_for_status()
         return answer.json() if answer.content else None
 
@@ -46,7 +53,8 @@ class RunningUi:
 
     def launch(self, run_id: str, **parameters: Any) -> str:
         """Create a flow run as ``prefect deployment run`` does, and return its id."""
-        body = {"parameters": {"spec": "tiny", "run_id": run_id, **parameters}}
+        given = {"spec": "tiny", "run_id": run_id, **parameters}
+        body = {"parameters": given, "idempotency_key": run_id}
         path = f"/deployments/{self.deployment()}/create_flow_run"
         return str(self.api("POST", path, json=body)["id"])
 
