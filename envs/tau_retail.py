@@ -18,7 +18,7 @@ from envs.conversation import DIMENSIONS, Judge, Judgement, ToolResult, User, cl
 from envs.dialogue import Scene, play, turn_seed
 from envs.errors import EnvInputError
 from envs.instruction_user import InstructionUser
-from envs.protocols import CanaryResult, Episode, EpisodeSettings, Item, Sampler, Turn
+from envs.protocols import CanaryResult, Episode, EpisodeSettings, Item, Sampler
 from envs.provenance import code_sha256
 from envs.rendering import ChatRenderer
 from envs.retail.rule_judge import RuleJudge
@@ -27,7 +27,7 @@ from envs.served_judge import ServedJudge
 from envs.served_user import ServedUser
 from envs.settings import SettingsReader
 from envs.tau_package import COMMIT, TauRetail, load_tau_retail
-from envs.teacher import OverLength, TeacherSequence, solution_text, teacher_sequence
+from envs.teacher import SystemTeacher
 from envs.xml_calls import ParameterTypes
 
 NATIVE_METRIC = "tau_bench_task_reward"
@@ -120,7 +120,7 @@ class TauWorld:
         return float(self.env.calculate_reward().reward)
 
 
-class TauRetailEnvironment:
+class TauRetailEnvironment(SystemTeacher):
     """Retail tasks of tau-bench.
 
     Args:
@@ -241,28 +241,6 @@ class TauRetailEnvironment:
             f"judge: {'served' if self._judge_partner else 'rules'}",
             "items": {"ids": list(item_ids), "data_sha256": dict(self.data_digests)},
         }
-
-    def teacher_sequence(
-        self,
-        tokens: Sequence[int],
-        *,
-        system_tokens: int,
-        solution: Sequence[Turn] | None,
-        feedback: str | None,
-        max_tokens: int,
-        over_length: OverLength,
-    ) -> TeacherSequence | None:
-        """What the teacher scores for one episode; see `envs.teacher.teacher_sequence`."""
-        return teacher_sequence(
-            tokens,
-            system_tokens=system_tokens,
-            system=self.system,
-            solution=None if solution is None else solution_text(solution),
-            feedback=feedback,
-            renderer=self._renderer,
-            max_tokens=max_tokens,
-            over_length=over_length,
-        )
 
     def _scene(self, item_id: str, seed: int) -> Scene:
         """A fresh environment, user and judge for one episode."""

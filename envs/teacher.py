@@ -133,3 +133,38 @@ def _system_message(text: str, renderer: ChatRenderer) -> list[int]:
     """Tokens of a system message up to and including its end token."""
     prompt = renderer.prompt([{"role": "system", "content": text}])
     return list(prompt[: renderer.system_tokens(prompt)])
+
+
+class SystemTeacher:
+    """Writes teachers' sequences for conversations that start with one system message.
+
+    A base class of environments.
+
+    Attributes:
+        system: the system message's text.
+    """
+
+    system: str
+    _renderer: ChatRenderer
+
+    def teacher_sequence(
+        self,
+        tokens: Sequence[int],
+        *,
+        system_tokens: int,
+        solution: Sequence[Turn] | None,
+        feedback: str | None,
+        max_tokens: int,
+        over_length: OverLength,
+    ) -> TeacherSequence | None:
+        """Return what the teacher scores for one episode; see `teacher_sequence`."""
+        return teacher_sequence(
+            tokens,
+            system_tokens=system_tokens,
+            system=self.system,
+            solution=None if solution is None else solution_text(solution),
+            feedback=feedback,
+            renderer=self._renderer,
+            max_tokens=max_tokens,
+            over_length=over_length,
+        )

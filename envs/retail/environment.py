@@ -11,7 +11,7 @@ from envs import conversation, data_order, dialogue, tool_calls
 from envs.conversation import DIMENSIONS, Judge, Judgement, User, World
 from envs.dialogue import Scene, play
 from envs.errors import EnvInputError
-from envs.protocols import CanaryResult, Episode, EpisodeSettings, Item, Sampler, Turn
+from envs.protocols import CanaryResult, Episode, EpisodeSettings, Item, Sampler
 from envs.provenance import code_sha256, text_sha256
 from envs.rendering import ChatRenderer
 from envs.retail import data, rule_judge, scripted_user, tasks, tools
@@ -26,7 +26,7 @@ from envs.retail.tools import TRANSFER, WRITES, Shop
 from envs.served import Partner
 from envs.served_judge import ServedJudge
 from envs.settings import SettingsReader
-from envs.teacher import OverLength, TeacherSequence, solution_text, teacher_sequence
+from envs.teacher import SystemTeacher
 
 NATIVE_METRIC = "task_reward"
 
@@ -72,7 +72,7 @@ class ShopWorld:
         return float(database_sha256(self.shop.database) == self._goal)
 
 
-class RetailEnvironment:
+class RetailEnvironment(SystemTeacher):
     """Orders to cancel, change, return and exchange, with a scripted user and a rule-based judge.
 
     Args:
@@ -187,28 +187,6 @@ class RetailEnvironment:
     async def demonstrations(self, count: int, *, seed: int) -> list[Episode]:
         """Solved training tasks for a warm start; see `envs.retail.demonstrations`."""
         return await demonstrations(self, renderer=self._renderer, count=count, seed=seed)
-
-    def teacher_sequence(
-        self,
-        tokens: Sequence[int],
-        *,
-        system_tokens: int,
-        solution: Sequence[Turn] | None,
-        feedback: str | None,
-        max_tokens: int,
-        over_length: OverLength,
-    ) -> TeacherSequence | None:
-        """What the teacher scores for one episode; see `envs.teacher.teacher_sequence`."""
-        return teacher_sequence(
-            tokens,
-            system_tokens=system_tokens,
-            system=self.system,
-            solution=None if solution is None else solution_text(solution),
-            feedback=feedback,
-            renderer=self._renderer,
-            max_tokens=max_tokens,
-            over_length=over_length,
-        )
 
     def _scene(self, item_id: str) -> Scene:
         """A fresh shop and user for one episode."""
