@@ -61,7 +61,7 @@ test-slow: $(VENV)/.installed-dev
 SDK_OLDEST := 0.25.0
 SDK_OVERLAY := $(VENV)/sdk-$(SDK_OLDEST)
 SDK_TESTS := tests/tasks/test_sdk_ends.py tests/tasks/test_service.py tests/tasks/test_failures.py \
-             tests/tasks/test_conformance.py tests/flows/test_whole_run.py tests/deploy/test_service_sdk.py
+             tests/tasks/test_conformance.py tests/tasks/test_openings.py tests/flows/test_conformance.py
 
 $(SDK_OVERLAY)/.installed: $(VENV)/.installed-dev
 	@echo "Installing tinker $(SDK_OLDEST) and tinker-cookbook 0.5.4 into $(SDK_OVERLAY)"

@@ -13,6 +13,7 @@ from tasks.conformance_bench import Bench
 from tasks.context import RunContext
 from tasks.gate_answer import GateAnswer
 from tasks.restoration import digest_of_file
+from tasks.sdk import reads_optimizer
 from tasks.versions import package_versions
 
 SCOPE: Scope = "short"
@@ -63,10 +64,18 @@ def needs_of(execution: ExecutionFile) -> frozenset[str]:
 
 
 def unreported(ctx: RunContext) -> frozenset[str]:
-    """What this run saw its service not report, the loss that it has not built in included."""
+    """What this run saw its service not report.
+
+    A loss that the service has not built in belongs to it, and an optimizer that this SDK does not
+    read from any service.
+    """
     record = kept_record(ctx)
-    found = frozenset() if record is None else frozenset(record.unreported)
-    return found | {"builtin_loss"} if ctx.run.events("builtin_not_compared") else found
+    found = set() if record is None else set(record.unreported)
+    if ctx.run.events("builtin_not_compared"):
+        found.add("builtin_loss")
+    if not reads_optimizer():
+        found.add("optimizer")
+    return frozenset(found)
 
 
 def kept_record(ctx: RunContext) -> ConformanceRecord | None:

@@ -103,7 +103,11 @@ class ServiceSettings:
         return {
             "url": self.url,
             "api_key_env": self.api_key_env,
-            "header_env": dict(self.header_env),
+            # As pairs: what looks like a header with a value would be taken for a secret.
+            "header_env": [
+                {"header": header, "variable": variable}
+                for header, variable in self.header_env.items()
+            ],
         }
 
 

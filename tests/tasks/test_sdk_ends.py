@@ -114,10 +114,15 @@ async def test_extra_headers_reach_every_request(
 def test_extra_headers_appear_in_no_file_of_a_run(
     local_service: LocalService, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    """A whole run, limited to one step: ledger, gates, tables, report and bundle."""
+    """A whole run, limited to one step: ledger, gates, tables, report and bundle.
+
+    0.25 cannot have the service hold the optimizer's settings, so that nothing reports them before
+    the first step: that gate is unverified then, and has to be accepted.
+    """
     monkeypatch.setenv("PROXY_KEY", KEY)
     monkeypatch.setenv("PROXY_SECRET", SECRET)
-    plan = make_plan(tmp_path, local_service.url, limit=1)
+    accepted = () if sdk.takes_optimizer() else ("restoration",)
+    plan = make_plan(tmp_path, local_service.url, limit=1, accept_unverified=accepted)
     headers = {"Modal-Key": "PROXY_KEY", "Modal-Secret": "PROXY_SECRET"}
     object.__setattr__(plan, "service", ServiceSettings(url=local_service.url, header_env=headers))
 
@@ -128,7 +133,10 @@ def test_extra_headers_appear_in_no_file_of_a_run(
     leaks = [path for path in files if any(s.encode() in path.read_bytes() for s in (KEY, SECRET))]
     assert leaks == []
     started = Run.open(f"{tmp_path}/run").events("started")[0]
-    assert started["service"]["header_env"] == headers
+    assert started["service"]["header_env"] == [
+        {"header": "Modal-Key", "variable": "PROXY_KEY"},
+        {"header": "Modal-Secret", "variable": "PROXY_SECRET"},
+    ]
     assert started["versions"]["tinker"] == tinker.__version__
 
 
