@@ -72,7 +72,7 @@ $(SDK_OVERLAY)/.installed: $(VENV)/.installed-dev
 
 test-sdks: $(SDK_OVERLAY)/.installed
 	@echo "tinker $(SDK_OLDEST)"
-	@$(TEST_ENV) GATED_RL_SDK=$(SDK_OLDEST) PYTHONPATH=$(SDK_OVERLAY) \
+	@$(TEST_ENV) GATED_RL_SDK=$(SDK_OLDEST) PYTHONPATH=$(CURDIR)/$(SDK_OVERLAY) \
 	  $(BIN)/python -m pytest -q -m "not slow" $(SDK_TESTS)
 	@echo "tinker as installed"
 	@$(TEST_ENV) $(BIN)/python -m pytest -q -m "not slow" $(SDK_TESTS)
