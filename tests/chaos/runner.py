@@ -143,6 +143,12 @@ def table(place: World, cases: Sequence[Case], *, seconds: float) -> list[str]:
             f"  {case.name:<14}{sum(case.story.kills.values()):>6}{judged.restores:>10}"
             f"{judged.replayed:>10}{tables:>14}{len(judged.sampled_again):>7}  {same}"
         )
+    judged_all = [case.judgement for case in cases]
+    tables = sum(one.tables for one in judged_all)
+    equal = tables - sum(len(one.differing) for one in judged_all)
+    lines.append(f"content tables with the SHA-256 of the undisturbed run: {equal} of {tables}")
+    again = sum(len(one.sampled_again) for one in judged_all)
+    lines.append(f"finished groups that were sampled again: {again}")
     lines.append(f"{seconds:.0f} s")
     return lines
 
