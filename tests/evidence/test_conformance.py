@@ -73,6 +73,7 @@ FAULTS = [
     ("optimizer_restored", {"cold": 0.0}, "restore_ignores_weights_only"),
     ("optimizer_restored", {"saved": 1.1, "saved_from_cold": 0.0}, "save_resets_optimizer"),
     ("checkpoint_kinds", {"training": 0.0}, "sampler_overwrites_training"),
+    ("checkpoint_kinds", {"sampler": 0.0}, "training_overwrites_sampler"),
     ("published_sampler", {"ratio": 0.33, "gap": 0.67}, "stale_sampler"),
     ("trainer_against_sampler", {"trainer": 1.6, "trainer_shifted": 0.0}, "logprobs_off_by_one"),
     ("trainer_against_sampler", {"trainer": 0.03}, "sampler_disagrees_with_trainer"),
@@ -80,9 +81,11 @@ FAULTS = [
     ("logprobs_under_temperature", {"gap": 0.5, "slope": 2.0}, "temperature_scaled_logprobs"),
     ("logprobs_under_top_p", {"gap": 0.5, "shift": 0.5}, "top_p_renormalised_logprobs"),
     ("seed", {"same": 0.25}, "ignored_seed"),
+    ("seed", {"other": 1.0}, "sampling_is_greedy"),
     ("samples_of_one_request", {"different": 1.0}, "duplicate_samples"),
     ("stop_token", {"included": 0.0}, "stop_token_missing"),
     ("reported_base_model", {"same": 0.0}, "wrong_base_model_report"),
+    ("reported_rank", {"same": 0.0}, "wrong_rank_report"),
     ("reported_optimizer", {"known": 0.0}, "lost_optimizer_report"),
 ]
 
@@ -181,6 +184,37 @@ def test_silence_is_no_difference_and_is_listed() -> None:
     assert {row.verdict for row in record.probes} == {"cannot_tell"}
     assert record.unreported == ("checkpoint_details", "lora_rank", "loss")
     assert record.blocking == ()
+
+
+def test_optimizer_that_the_client_does_not_read_is_no_difference() -> None:
+    (row,) = judge([Measurement("reported_optimizer", {"known": 0.0, "asked": 0.0}, silent=True)])
+
+    assert row.verdict == "cannot_tell"
+
+
+@pytest.mark.parametrize(
+    ("values", "verdict", "fault"),
+    [
+        ({"refused": 1.0, "recognised": 1.0, "room_again": 1.0}, "conforms", None),
+        ({"refused": 0.0, "recognised": None, "room_again": None}, "cannot_tell", None),
+        (
+            {"refused": 1.0, "recognised": 0.0, "room_again": 1.0},
+            "differs",
+            "capacity_answer_unknown",
+        ),
+        (
+            {"refused": 1.0, "recognised": 1.0, "room_again": 0.0},
+            "differs",
+            "release_frees_nothing",
+        ),
+    ],
+)
+def test_capacity_answer_is_judged_only_where_there_was_one(
+    values: dict[str, float | None], verdict: str, fault: str | None
+) -> None:
+    (row,) = judge([Measurement("capacity_answer", values)])
+
+    assert (row.verdict, row.looks_like) == (verdict, fault)
 
 
 def test_missing_evidence_is_accepted_only_where_the_service_is_silent() -> None:
