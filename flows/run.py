@@ -70,10 +70,14 @@ def follow(ctx: RunContext) -> None:
         ctx.run.append("waiting", what=what, kind=kind, error=failure.text, seconds=seconds)
         ctx.tell("waiting", f"{what}: {kind}, next try in {seconds:.0f} s ({failure.text})")
 
+    def slow(what: str, seconds: float) -> None:
+        ctx.tell("waiting", f"{what}: no answer for {seconds:.0f} s yet")
+
     ctx.service.follow(
         steps_completed=lambda: ctx.steps_completed,
         on_wait=waiting,
         seconds_left=lambda: wall_left_seconds(ctx),
+        on_slow=slow,
     )
 
 

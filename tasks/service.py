@@ -127,10 +127,11 @@ class Service:
         steps_completed: Callable[[], int],
         on_wait: Callable[[str, Failure, float], None],
         seconds_left: Callable[[], float | None],
+        on_slow: Callable[[str, float], None] | None = None,
     ) -> None:
         """Count steps, bound waits and report them for a run, once there is one."""
         self._steps_completed, self._on_wait = steps_completed, on_wait
-        self._seconds_left = seconds_left
+        self._seconds_left, self.watch.on_slow = seconds_left, on_slow
 
     def towards(self, url: str) -> Service:
         """The same service under another address, with the same policy, clock and headers."""

@@ -16,6 +16,10 @@ from tasks.service_settings import Deadlines
 T = TypeVar("T")
 
 
+SLOW_SECONDS = 30.0
+"""After so long without an answer a person is told, and again after so long."""
+
+
 class Watch:
     """Bounds the wait for futures of the SDK.
 
@@ -29,6 +33,10 @@ class Watch:
         self._clock, self._deadlines, self._alive = clock, deadlines, alive
         self._asked_at: float | None = None
         self._unreachable_since: float | None = None
+        self._told_at = clock.now()
+        self.on_slow: Callable[[str, float], None] | None = None
+        """Told about a call that has no answer yet, and for how many seconds: what the client does
+        about a refusal by itself is not to be seen otherwise."""
 
     async def settle(self, future: Future[T], seconds: float, what: str) -> T:
         """Return the future's result, or raise what it raised.
@@ -43,15 +51,25 @@ class Watch:
             ServiceOutage: if the service has been out of reach for `watch_dead` seconds.
         """
         done = _event_of(future)
-        deadline = self._clock.now() + seconds
+        began = self._clock.now()
+        deadline = began + seconds
         while not future.done():
             left = deadline - self._clock.now()
             if left <= 0:
                 raise TimeoutError(f"no answer to {what} within {seconds:g} s")
             if await self._clock.wait(done, min(self._deadlines.watch_every, left)):
                 break
+            self._tell_slow(what, began)
             await self._look(what)
         return future.result()
+
+    def _tell_slow(self, what: str, began: float) -> None:
+        """Tell of one pending call every `SLOW_SECONDS`, however many there are."""
+        now = self._clock.now()
+        if now - max(began, self._told_at) >= SLOW_SECONDS:
+            self._told_at = now
+            if self.on_slow is not None:
+                self.on_slow(what, now - began)
 
     async def _look(self, what: str) -> None:
         """Ask once per `watch_every` whether anything answers, for all pending calls together."""

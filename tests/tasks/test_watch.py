@@ -60,6 +60,20 @@ async def test_service_that_comes_back_is_waited_for() -> None:
         await _watch(clock, [False, False, True] * 10).settle(future, 100.0, "x")
 
 
+async def test_call_without_an_answer_is_told_every_half_minute() -> None:
+    """100 s: at 30, 60 and 90; a call that was answered within 30 s is never told of."""
+    clock, told = FakeClock(), []
+    watch = _watch(clock, [True] * 100)
+    watch.on_slow = lambda what, seconds: told.append((what, seconds))
+
+    with pytest.raises(TimeoutError):
+        await watch.settle(Future[int](), 100.0, "optimizer step")
+    with pytest.raises(TimeoutError):
+        await watch.settle(Future[int](), 25.0, "forward")
+
+    assert told == [("optimizer step", 30.0), ("optimizer step", 60.0), ("optimizer step", 90.0)]
+
+
 async def test_many_calls_ask_once_together() -> None:
     asked = 0
     clock = FakeClock()
