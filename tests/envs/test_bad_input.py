@@ -125,14 +125,13 @@ class Policy:
 
 
 class Replies:
-    """A served model: one bad answer, then good ones; or bad ones alone."""
+    """A served model whose first, greedy answer is bad and whose next one is good, if any is."""
 
     def __init__(self, bad, good):
-        self._bad, self._good, self.seeds = bad, good, []
+        self._bad, self._good = bad, good
 
-    async def sample(self, prompt_tokens, *, seed, **settings):
-        self.seeds.append(seed)
-        bad = self._good is None or len(self.seeds) % 2 == 1
+    async def sample(self, prompt_tokens, *, temperature, **settings):
+        bad = self._good is None or temperature == 0.0
         return [sequence(self._bad if bad else self._good)]
 
 
