@@ -42,7 +42,7 @@ def revised_plan(spec: Spec, execution: ExecutionFile, settings: DiagnosticFile)
     """Return what a diagnostic runs, with every change as a deviation.
 
     Raises:
-        InputError: if the arm is not one that masks by divergence.
+        InputError: if the arm does not mask by divergence, or its advantages come from a teacher.
     """
     _check_arm(execution, settings.arm)
     planned, raw, changed = execution.rollout, spec.raw, execution.raw
@@ -141,6 +141,10 @@ def _check_arm(execution: ExecutionFile, name: str) -> None:
     kind = None if arm.loss is None else arm.loss.kind
     if kind != "dppo":
         raise InputError("arm", f"{name} ({kind})", "an arm whose loss masks by divergence (dppo)")
+    advantage = execution.advantage_of(name).kind
+    if advantage != "group_mean":
+        expected = "group_mean: a diagnostic samples one batch and asks no teacher"
+        raise InputError(f"advantage of arm {name}", advantage, expected)
 
 
 def _kept_checks(gate: Mapping[str, Any], updates: int) -> list[dict[str, Any]]:

@@ -30,6 +30,8 @@ from tasks.service_settings import ServiceSettings
 from tests.flows import tiny_spec
 from tests.flows.conftest import make_plan
 
+_RETAIL = Path(__file__).parents[2] / "flows" / "specs" / "retail-sdpo.execution.json"
+
 SETTINGS: dict[str, Any] = {
     "version": 1,
     "arm": "dppo",
@@ -345,6 +347,19 @@ def test_diagnostic_of_an_earlier_run_leaves_it_as_it_was(
 
 
 # ---- without a service --------------------------------------------------------------------------
+
+
+def test_mask_under_advantages_of_a_teacher_is_refused() -> None:
+    spec, raw = experiment()
+    teacher = next(
+        arm["advantage"]
+        for arm in json.loads(_RETAIL.read_text(encoding="utf-8"))["arms"].values()
+        if arm["advantage"]["kind"] == "sdpo_token"
+    )
+    raw["arms"]["dppo"]["advantage"] = teacher | {"feedback": "environment"}
+
+    with pytest.raises(InputError, match="advantage of arm dppo.*'sdpo_token'"):
+        revised_plan(spec, ExecutionFile.parse(raw), settings())
 
 
 def test_budget_that_is_used_up_is_refused() -> None:
