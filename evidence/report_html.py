@@ -209,9 +209,8 @@ def _scores(data: ReportData) -> str:
 
 def _episodes(data: ReportData) -> str:
     tables = "".join(
-        f"<p>{html_text(table.reading)}</p>"
-        + _table(
-            table.title,
+        _table(
+            f"{table.title}. {table.reading}",
             ("What", *table.heads),
             [tuple(html_text(cell) for cell in row) for row in table.rows],
         )

@@ -50,7 +50,8 @@ thead th{border-top:0;color:var(--soft);font-weight:600;font-size:.85rem}
 tbody th{font-weight:600}
 code{font:.85em ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;overflow-wrap:anywhere}
 summary{cursor:pointer;color:var(--link)}
-summary:focus-visible{outline:2px solid var(--link);outline-offset:2px}
+a{color:var(--link)}
+summary:focus-visible,a:focus-visible{outline:2px solid var(--link);outline-offset:2px}
 figure{margin:.5rem 0}
 figure.picture{max-width:46rem}
 .charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(24rem,100%),1fr));gap:1rem}
