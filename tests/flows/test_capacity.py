@@ -55,7 +55,7 @@ def test_block_before_the_first_step_closes_the_attempt_and_the_run_goes_on_late
     assert EXHAUSTED in block["error"]
     assert block["comparison_steps_completed"] == 0
     assert block["released_clients"] is True
-    assert "create training client initialization" in [one["client"] for one in block["released"]]
+    assert "create training client probe-grpo" in [one["client"] for one in block["released"]]
     assert {one["confirmed"] for one in block["released"]} == {True}
     assert ended.verdict == whole_run[1].verdict
     assert run.content_digests() == whole_run[0].content_digests()
