@@ -358,7 +358,7 @@ def test_mask_under_advantages_of_a_teacher_is_refused() -> None:
     )
     raw["arms"]["dppo"]["advantage"] = teacher | {"feedback": "environment"}
 
-    with pytest.raises(InputError, match="advantage of arm dppo.*'sdpo_token'"):
+    with pytest.raises(InputError, match=r"advantage of arm dppo.*'sdpo_token'"):
         revised_plan(spec, ExecutionFile.parse(raw), settings())
 
 
