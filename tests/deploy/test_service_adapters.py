@@ -77,7 +77,10 @@ def test_same_adapter_again_is_the_same_checkpoint(client, base):
         ({"adapter_sha256": "short"}, "adapter_sha256: 'short'"),
         ({"safetensors": "!"}, "safetensors: "),
         ({"safetensors": base64.b64encode(b"no tensors at all").decode()}, "adapter.safetensors: "),
-        ({"lora_config": {"rank": 4, "train_unembed": False}}, "layers.0.down_proj.A: [2, 32], expected shape [4, 32]"),
+        (
+            {"lora_config": {"rank": 4, "train_unembed": False}},
+            "layers.0.down_proj.A: [2, 32], expected shape [4, 32]",
+        ),
         ({"lora_config": {"rank": 2}}, "the parameters of its lora_config"),
         ({"base_model": "none"}, "base_model 'none': not served here"),
     ],
