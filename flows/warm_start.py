@@ -23,6 +23,7 @@ from evidence.run_settings import WarmStart
 from evidence.spec import Spec
 from tasks.context import require_graded, settle_all
 from tasks.demonstration_data import Demonstrations, loss_tokens, make_demonstrations
+from tasks.planned import planned_lora, planned_rollouts
 from tasks.progress import Progress, ProgressEvent
 from tasks.sampling import ServiceSampler
 from tasks.service import LoraSettings, Service
@@ -62,28 +63,12 @@ class WarmStartPlan:
     @property
     def lora(self) -> LoraSettings:
         """The adapter that is trained."""
-        lora = self.execution.lora
-        return LoraSettings(
-            base_model=self.spec.base_model,
-            rank=lora.rank,
-            seed=lora.seed,
-            train_attn=lora.train_attn,
-            train_mlp=lora.train_mlp,
-            train_unembed=lora.train_unembed,
-        )
+        return planned_lora(self.spec, self.execution)
 
     @property
     def rollouts(self) -> EpisodeSettings:
         """How the comparison will sample its training episodes."""
-        rollout = self.execution.rollout
-        return EpisodeSettings(
-            max_tokens=rollout.max_tokens,
-            temperature=rollout.temperature,
-            top_p=rollout.top_p,
-            top_k=rollout.top_k,
-            max_turns=rollout.max_turns,
-            max_seq_len=self.spec.max_seq_len,
-        )
+        return planned_rollouts(self.spec, self.execution)
 
     def tell(self, message: str, *, done: int = 0, total: int = 0) -> None:
         """Tell the listener what is going on."""

@@ -18,6 +18,7 @@ from evidence.run import Run
 from evidence.spec import Spec
 from tasks.arms import ArmPlan, arm_plans
 from tasks.failures import ModelLost, ServiceError, ServiceOutage
+from tasks.planned import planned_lora, planned_rollouts
 from tasks.progress import Progress, ProgressEvent, silent
 from tasks.reachability import ServerInfo
 from tasks.service import LoraSettings, Service
@@ -160,16 +161,7 @@ class RunContext:
     @property
     def lora(self) -> LoraSettings:
         """The adapter that every trained arm starts from."""
-        lora = self.execution.lora
-        return LoraSettings(
-            base_model=self.spec.base_model,
-            rank=lora.rank,
-            seed=lora.seed,
-            train_attn=lora.train_attn,
-            train_mlp=lora.train_mlp,
-            train_unembed=lora.train_unembed,
-            optimizer=self._held_optimizer(),
-        )
+        return planned_lora(self.spec, self.execution, optimizer=self._held_optimizer())
 
     def _held_optimizer(self) -> dict[str, float] | None:
         """What the embedded service is asked to hold, so that it can report it at creation."""
@@ -194,16 +186,7 @@ class RunContext:
     @property
     def rollout_settings(self) -> EpisodeSettings:
         """How training episodes are sampled."""
-        rollout = self.execution.rollout
-        return EpisodeSettings(
-            max_tokens=rollout.max_tokens,
-            temperature=rollout.temperature,
-            top_p=rollout.top_p,
-            top_k=rollout.top_k,
-            max_turns=rollout.max_turns,
-            max_seq_len=self.spec.max_seq_len,
-            max_seq_len_policy=self.execution.max_seq_len_policy,
-        )
+        return planned_rollouts(self.spec, self.execution)
 
     @property
     def evaluation_settings(self) -> EpisodeSettings:

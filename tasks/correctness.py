@@ -7,7 +7,7 @@ own built-in loss and the reference; then the treatment's loss against the refer
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -164,14 +164,7 @@ def _arm(ctx: RunContext, role: str) -> ArmPlan:
 
 def _plain(lora: LoraSettings) -> LoraSettings:
     """The adapter without any optimizer held by the service: a probe takes steps of its own."""
-    return LoraSettings(
-        base_model=lora.base_model,
-        rank=lora.rank,
-        seed=lora.seed,
-        train_attn=lora.train_attn,
-        train_mlp=lora.train_mlp,
-        train_unembed=lora.train_unembed,
-    )
+    return replace(lora, optimizer=None)
 
 
 async def _one_loss(
