@@ -15,6 +15,7 @@ from flows.outcome import Outcome
 from flows.run import run_comparison
 from tasks.failures import ServiceOutage
 from tasks.patience import RetryPolicy
+from tasks.progress import ProgressEvent
 from tasks.service_settings import Deadlines, ServiceSettings
 from tests.flows.conftest import PlanMaker
 
@@ -67,16 +68,19 @@ def test_block_before_the_first_step_closes_the_attempt_and_the_run_goes_on_late
 def test_block_after_steps_reports_their_true_number(
     faulty_service: LocalService, plan_of: PlanMaker
 ) -> None:
-    """The service loses every model when the first checkpoint is saved, and loads none again."""
-    plan = plan_of(policy=SHORT)
+    """Once an arm has finished a training step, the service loses every model and loads none."""
     lost = {"kind": "status", "status": 410, "error": "model_lost"}
-    _faults(
-        faulty_service,
-        rules=[
-            {"path": "save_weights", "skip": 9, "count": None, "actions": [lost]},
-            _refuse_creation(4),
-        ],
-    )
+    rules = [
+        {"path": "optim_step", "count": None, "actions": [lost]},
+        {"path": "save_weights", "count": None, "actions": [lost]},
+        _refuse_creation(0),
+    ]
+
+    def lose(event: ProgressEvent) -> None:
+        if event.phase == "train":
+            _faults(faulty_service, rules=rules)
+
+    plan = plan_of(policy=SHORT, progress=lose)
 
     blocked = run_comparison(plan)
 

@@ -36,7 +36,9 @@ class Scripted(Reachability):
         self.answers: Sequence[Answer] = answers
         self.asked: list[str] = []
 
-    async def _get(self, path: str, *, seconds: float) -> httpx.Response:
+    async def _send(
+        self, method: str, path: str, document: Any, *, seconds: float
+    ) -> httpx.Response:
         answer = self.answers[min(len(self.asked), len(self.answers) - 1)]
         self.asked.append(path)
         if isinstance(answer, httpx.HTTPError):
