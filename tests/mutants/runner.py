@@ -133,13 +133,18 @@ def try_mutant(mutant: Mutant, tests: Sequence[str]) -> Outcome:
     return Outcome(mutant, killer, time.monotonic() - started)
 
 
+def _holds_the_original(name: str) -> bool:
+    """Whether a loaded module is the original, or a test that was loaded with it."""
+    return name.split(".")[0] == "evidence" or name.startswith("tests.evidence.")
+
+
 def _in_child(mutant: Mutant, tests: Sequence[str], writer: int) -> None:
     status = "defect"
     try:
         silence = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silence, 1)
         os.dup2(silence, 2)
-        for name in [name for name in sys.modules if name.split(".")[0] == "evidence"]:
+        for name in [name for name in sys.modules if _holds_the_original(name)]:
             del sys.modules[name]
         path = ROOT / (mutant.module.replace(".", "/") + ".py")
         sys.meta_path.insert(0, _Replaced(mutant, path))
