@@ -11,7 +11,7 @@ TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive TOKENIZERS_PARALLELISM=fal
 help:
 	@echo "make demo       run a whole gated comparison on this machine (small real model, no account, no GPU)"
 	@echo "make ui         open the run form: Prefect's page, a worker and the embedded service"
-	@echo "make demo-retail  the same for conversations: GRPO against SDPO in a small shop (under 20 minutes)"
+	@echo "make demo-retail  the same for conversations: GRPO against SDPO in a small shop"
 	@echo "make test       run the tests"
 	@echo "make test-slow  run the longer tests"
 	@echo "make test-sdks  run the service-facing tests with the oldest and the newest tinker SDK"

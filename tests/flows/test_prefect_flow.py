@@ -59,7 +59,8 @@ def test_flow_shows_every_step_as_a_task(
     assert outcome["verdict"] == "inconclusive"
     kinds = {name.rsplit("-", 1)[0] for name in names}
     assert kinds == {
-        *("spec-preflight", "service-probe", "generation-audit", "correctness-preflight"),
+        *("spec-preflight", "service-probe", "conformance", "generation-audit"),
+        "correctness-preflight",
         *("initialization-checkpoint", "restoration-preflight", "evaluator", "evaluation"),
         *("activation-pilot", "feasibility", "rollout", "update", "checkpoint"),
     }
