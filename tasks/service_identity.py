@@ -26,6 +26,9 @@ async def bind_identity(ctx: RunContext) -> None:
     if known is None and not server.local:
         return
     found = identity_of(server.local, ctx.spec.base_model)
+    if server.local and "base_model" not in found and ctx.spec.base_model in server.models:
+        await _have_it_loaded(ctx)
+        found = identity_of((await ctx.service.reach()).local, ctx.spec.base_model)
     if known is None:
         ctx.run.write_json(FILE, found)
         return
@@ -33,6 +36,19 @@ async def bind_identity(ctx: RunContext) -> None:
         if found.get(name) != value:
             expected = f"{value!r}, as when the run was started"
             raise ConflictError(f"service {name}", found.get(name), expected, where=ctx.run.path)
+
+
+async def _have_it_loaded(ctx: RunContext) -> None:
+    """A service that was started again knows a model's digest once somebody has used it."""
+
+    async def use() -> None:
+        sampler = await ctx.service.open_sampler(base_model=ctx.spec.base_model, label="identity")
+        try:
+            await sampler.compute_logprobs([0, 1])
+        finally:
+            await sampler.close()
+
+    await ctx.service.retrying("load the base model", use, from_scratch=True)
 
 
 def identity_of(local: Any, base_model: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -94,6 +95,21 @@ class _Described(FakeService):
     def __init__(self, local: dict[str, Any]) -> None:
         super().__init__()
         self.local = local
+        self.once_used = local
+        """What it says of itself once somebody has used the model."""
+
+    async def retrying(self, what: str, operation: Any, *, from_scratch: bool = False) -> Any:
+        return await operation()
+
+    async def open_sampler(self, *, base_model: str, label: str) -> Any:
+        async def compute_logprobs(tokens: Sequence[int]) -> list[float | None]:
+            self.local = self.once_used
+            return [None, -1.0]
+
+        async def close() -> None:
+            return None
+
+        return SimpleNamespace(compute_logprobs=compute_logprobs, close=close)
 
     async def reach(self) -> ServerInfo:
         return ServerInfo(models=("tiny",), local=self.local)
@@ -111,10 +127,23 @@ async def test_run_goes_on_only_with_the_service_it_was_bound_to(
     ctx = context(tmp_path, service=service)
     await bind_identity(ctx)
     await bind_identity(ctx)
-    service.local = later
+    service.local = service.once_used = later
 
     with pytest.raises(ConflictError, match="as when the run was started"):
         await bind_identity(ctx)
+
+
+async def test_service_that_was_started_again_is_asked_once_it_has_its_model(
+    tmp_path: Path,
+) -> None:
+    service = _Described(LOCAL)
+    ctx = context(tmp_path, service=service)
+    await bind_identity(ctx)
+    service.local = {**LOCAL, "models": []}
+
+    await bind_identity(ctx)
+
+    assert service.local == LOCAL
 
 
 async def test_service_that_says_nothing_binds_nothing(tmp_path: Path) -> None:
