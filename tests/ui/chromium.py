@@ -105,6 +105,19 @@ class Page:
             seconds=seconds,
         )
 
+    def click_until(self, words: str, condition: str, *, seconds: float = 60.0) -> None:
+        """Click some words until a condition holds: a page that still moves swallows clicks."""
+        deadline = time.monotonic() + seconds
+        while True:
+            self.click_text(words)
+            try:
+                self.wait(condition, seconds=5.0)
+            except TimeoutError:
+                if time.monotonic() >= deadline:
+                    raise
+            else:
+                return
+
     def type(self, words: str) -> None:
         """Type into whatever has the focus."""
         self.send("Input.insertText", text=words)

@@ -103,8 +103,9 @@ def launch_from_form(page: Page, pictures: Path) -> str:
 
 def open_artifact(page: Page, ui: RunningUi, flow_run: str, key: str) -> None:
     artifact = ui.artifact_ids(flow_run)[key]
-    page.click_text("Artifacts")
-    page.click(f"document.querySelector('a[href*=\"{artifact}\"]')")
+    link = f"document.querySelector('a[href*=\"{artifact}\"]')"
+    page.click_until("Artifacts", link)
+    page.click(link)
     page.wait(f"location.href.includes({json.dumps(artifact)})")
     page.wait_text(key)
 
@@ -142,8 +143,7 @@ def test_walk_from_the_form_to_the_verdict(tmp_path: Path) -> None:
             assert ui.await_state(flow_run, "Inconclusive") == "Inconclusive"
             page.open(flow_run_page)
             page.wait_text("Inconclusive")
-            page.click_text("Artifacts")
-            page.wait_text("walk-verdict")
+            page.click_until("Artifacts", "document.body.innerText.includes('walk-verdict')")
             page.picture(pictures / "5-artifacts.png")
             for kind in ("gates", "rewards", "verdict", "feasibility", "tables"):
                 page.open(flow_run_page)
