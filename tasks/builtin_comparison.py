@@ -96,11 +96,11 @@ async def compare_with_builtin(
 
     try:
         steps = _Steps(ctx, datums, before, lora, start=await _start(ctx, lora))
-        length = await steps.right_length(custom)
-        if length is None:
+        ours = await steps.visible(custom)
+        if ours is None:
             return []
-        _, moved, _ = await steps.moved("custom", custom, length)
-        metrics, moved_stock, again = await steps.moved("builtin", builtin, length)
+        length, moved = ours
+        metrics, (moved_stock, again) = await steps.taken("builtin", builtin, length, scorings=2)
     except PermanentServiceError as error:
         ctx.run.append("builtin_not_compared", reason=str(error))
         return []
@@ -135,30 +135,31 @@ class _Steps:
     lora: LoraSettings
     start: str
 
-    async def _open(self, label: str) -> Trainer:
+    async def taken(
+        self, label: str, work: Work, length: float, *, scorings: int = 1
+    ) -> tuple[dict[str, float], list[Scores]]:
+        """Metrics of the work, and the scores after one step of it, asked for so many times."""
         label = f"correctness-{label}"
-        return await self.ctx.service.load_weights(self.start, self.lora, label=label)
-
-    async def moved(
-        self, label: str, work: Work, length: float
-    ) -> tuple[dict[str, float], Scores, Scores]:
-        """Metrics of the work, and the scores after one step of it, asked for twice."""
-        trainer = await self._open(label)
+        trainer = await self.ctx.service.load_weights(self.start, self.lora, label=label)
         try:
             metrics = await work(trainer)
             await trainer.optim_step(descent(self.ctx.adam, length))
-            return metrics, await trainer.forward(self.datums), await trainer.forward(self.datums)
+            return metrics, [await trainer.forward(self.datums) for _ in range(scorings)]
         finally:
             await trainer.close()
 
-    async def right_length(self, work: Work) -> float | None:
-        """Length of a step that moves the batch visibly; None, with an event, if there is none."""
+    async def visible(self, work: Work) -> tuple[float, Scores] | None:
+        """A step that moves the batch visibly: its length, and the scores after it.
+
+        Returns:
+            None, with an event, if there is none.
+        """
         length = _FIRST_LENGTH
         for _ in range(_TRIES):
-            _, after, _ = await self.moved("length", work, length)
+            _, (after,) = await self.taken("custom", work, length)
             size = _largest(after, self.before)
             if WANTED_NATS[0] <= size <= WANTED_NATS[1]:
-                return length
+                return length, after
             length *= _factor(size)
         reason = f"no step of the custom loss moves the batch by {WANTED_NATS[0]:g} nats or more"
         self.ctx.run.append("builtin_not_compared", reason=reason)
