@@ -7,7 +7,7 @@ from typing import Any
 
 from evidence.charts import interval_svg, line_svg, marker
 from evidence.report_data import Chart, ReportData
-from evidence.report_style import STYLE
+from evidence.report_style import document
 from evidence.report_text import duration, finite, html_text, number, size
 from evidence.values import as_list, as_mapping
 from evidence.verify import NEVER_CHECKED
@@ -37,16 +37,9 @@ def html_page(data: ReportData) -> str:
         _execution(data),
         _sources(data),
     ]
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="color-scheme" content="light dark">\n'
-        '<meta http-equiv="Content-Security-Policy" '
-        "content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
-        f"<title>{html_text(data.title)}: {html_text(data.verdict)}</title>\n"
-        f"<style>{STYLE}</style>\n</head>\n<body>\n<main>\n"
-        + "\n".join(section for section in sections if section)
-        + "\n</main>\n</body>\n</html>\n"
+    return document(
+        title=f"{html_text(data.title)}: {html_text(data.verdict)}",
+        body="\n".join(section for section in sections if section),
     )
 
 

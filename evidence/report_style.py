@@ -77,3 +77,22 @@ svg .label{font-weight:600}
 .s3 .curve{stroke:var(--s3);stroke-dasharray:9 3 2 3}.s3 .mark{fill:var(--s3)}
 @media print{body{background:#fff}header.verdict,section{break-inside:avoid;border-color:#bbb}}
 """
+
+
+def document(*, title: str, body: str, style: str = STYLE) -> str:
+    """A whole page that loads nothing.
+
+    Args:
+        title: escaped text.
+        body: HTML of the page's main part.
+        style: the style sheet.
+    """
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        '<meta http-equiv="Content-Security-Policy" '
+        "content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
+        f"<title>{title}</title>\n<style>{style}</style>\n</head>\n<body>\n<main>\n"
+        f"{body}\n</main>\n</body>\n</html>\n"
+    )

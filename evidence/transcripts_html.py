@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from evidence.report_style import STYLE
+from evidence.report_style import STYLE, document
 from evidence.report_text import html_text, number
 from evidence.transcripts import MAX_ARMS, MAX_CHARS, MAX_TOKENS, RULE, Message, Piece, Transcript
 from evidence.values import as_mapping
@@ -34,16 +34,10 @@ def transcripts_page(transcripts: Sequence[Transcript], *, title: str, run_id: s
         _article(one, scales[one.key[0]], index=index)
         for index, one in enumerate(transcripts, start=1)
     )
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="color-scheme" content="light dark">\n'
-        '<meta http-equiv="Content-Security-Policy" '
-        "content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
-        f"<title>Transcripts: {html_text(title)}</title>\n"
-        f"<style>{STYLE}{_STYLE}</style>\n</head>\n<body>\n<main>\n"
-        f"{_head(transcripts, scales, title=title, run_id=run_id)}\n{articles}\n"
-        "</main>\n</body>\n</html>\n"
+    return document(
+        title=f"Transcripts: {html_text(title)}",
+        body=f"{_head(transcripts, scales, title=title, run_id=run_id)}\n{articles}",
+        style=STYLE + _STYLE,
     )
 
 
