@@ -197,7 +197,7 @@ class LocalStore:
             fd = os.open(self._root / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         except OSError as error:
             raise write_error(error, _LOCK_NAME, size=0, where=self.url) from error
-        if not _lock_soon(fd):
+        if not lock_soon(fd):
             found = _read_holder(fd)
             os.close(fd)
             shown = ", ".join(f"{name} {value}" for name, value in sorted(found.items()))
@@ -310,8 +310,11 @@ class LocalLock:
             self._fd = None
 
 
-def _lock_soon(fd: int) -> bool:
-    """Try for a tenth of a second: `LocalStore.lock_holder` takes the lock for an instant."""
+def lock_soon(fd: int) -> bool:
+    """Take a lock, trying for a tenth of a second; whether it was had.
+
+    Whoever asks if a lock is held, as `LocalStore.lock_holder` does, takes it for an instant.
+    """
     for _ in range(5):
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -12,10 +12,11 @@ import contextlib
 import fcntl
 import os
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import UUID
+
+from evidence.local_store import lock_soon
 
 FOLDER = ".flow-runs"
 _FLOW_RUN_ID = re.compile(r"[0-9a-f-]{36}")
@@ -39,7 +40,7 @@ def carrying_out(run_dir: str, flow_run_id: UUID) -> Iterator[None]:
     place.parent.mkdir(parents=True, exist_ok=True)
     fd = os.open(place, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
-        if not _lock_soon(fd):
+        if not lock_soon(fd):
             raise FlowRunTaken(f"flow run {flow_run_id} is carried out by another process")
         yield
     finally:
@@ -61,18 +62,6 @@ def is_carried_out(run_dir: str, flow_run_id: UUID) -> bool:
         return True
     finally:
         os.close(fd)
-    return False
-
-
-def _lock_soon(fd: int) -> bool:
-    """Try for a tenth of a second: whoever asks `is_carried_out` takes the lock for an instant."""
-    for _ in range(5):
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            time.sleep(0.02)
-        else:
-            return True
     return False
 
 
