@@ -166,8 +166,15 @@ class Learner:
         return uri
 
     async def publish_final(self, version: int) -> str:
-        """Publish the weights after `version` updates under a name; returns their URI."""
-        name = f"{self.phase}-sampler-{version:06d}"
+        """Publish the weights after `version` updates under a name; returns their URI.
+
+        A name is given once to a client: where the service has forgotten what was published, the
+        weights may still be live, and are published again under another one.
+        """
+        place = (self.arm.name, version)
+        published = self.ctx.run.events("published")
+        before = sum((event["arm"], event["policy_version"]) == place for event in published)
+        name = f"{self.phase}-sampler-{version:06d}" + (f"-{before + 1}" if before else "")
 
         async def publish(trainer: Trainer) -> str:
             return await trainer.publish_named(name)

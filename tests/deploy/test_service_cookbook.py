@@ -3,6 +3,7 @@
 import asyncio
 import json
 
+import httpx
 import pytest
 
 from deploy.local_service.model_store import resolve
@@ -62,6 +63,12 @@ def metrics(folder):
     return [json.loads(line) for line in lines]
 
 
+def saved(service, uri):
+    """Status of the question whether the service has a checkpoint."""
+    query = {"path": uri}
+    return httpx.get(f"{service.url}/api/v1/local/checkpoints", params=query).status_code
+
+
 @pytest.mark.parametrize(
     "over",
     [
@@ -76,9 +83,14 @@ def test_rl_train_runs_unchanged(local_service, tmp_path, over):
     train = pytest.importorskip("tinker_cookbook.rl.train")
     asyncio.run(train.main(configuration(local_service, tmp_path, **over)))
     rows = [row for row in metrics(tmp_path) if "optim/kl_sample_train_v1" in row]
-    checkpoints = (tmp_path / "log" / "checkpoints.jsonl").read_text().splitlines()
+    lines = (tmp_path / "log" / "checkpoints.jsonl").read_text().splitlines()
+    checkpoints = {record["name"]: record for record in map(json.loads, lines)}
 
     assert len(rows) == 3
     if over.get("num_substeps", 1) == 1:
         assert [row["optim/kl_sample_train_v1"] for row in rows] == [0.0, 0.0, 0.0]
-    assert json.loads(checkpoints[-1])["name"] == "final"
+    # The cookbook awaits its last rolling save only after the final one: the order of lines varies.
+    assert set(checkpoints) >= {"000002", "final"}
+    assert saved(local_service, checkpoints["final"]["state_path"]) == 200
+    if over.get("rolling_save_every"):
+        assert saved(local_service, checkpoints["000003"]["state_path"]) == 404

@@ -15,6 +15,8 @@ from flows.run import run_comparison
 from tasks.failures import Failure, FailureKind, ModelLost
 from tasks.patience import RetryPolicy
 from tasks.restore_check import ThreeWay
+from tasks.sampling import ServiceSampler
+from tasks.service import Service
 from tasks.trainer import Trainer
 from tests.flows.conftest import PlanMaker
 
@@ -61,6 +63,30 @@ def test_restores_are_compared_three_ways_and_enter_the_provenance(
         assert check["optimizer"] == "kept"
     judged = restoration.validate(run.spec, result["initialization_provenance"])
     assert judged.to_record()["status"] == "passed"
+
+
+def test_weights_that_were_forgotten_as_soon_as_they_were_published_are_published_again(
+    plan_of: PlanMaker, whole_run: tuple[Run, Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three times per arm, while the client that they came from is alive: names never collide."""
+    opening, forgotten = Service.open_sampler, dict.fromkeys(("grpo@4", "dppo@4"), 3)
+
+    async def forgetting(self: Service, *, label: str, **options: Any) -> ServiceSampler:
+        if forgotten.get(label):
+            forgotten[label] -= 1
+            raise ModelLost("gone", failure=Failure(FailureKind.LOST_MODEL, "gone"))
+        return await opening(self, label=label, **options)
+
+    monkeypatch.setattr(Service, "open_sampler", forgetting)
+
+    outcome = run_comparison(plan_of(policy=QUICK))
+
+    run = Run.open(outcome.run_path)
+    assert forgotten == {"grpo@4": 0, "dppo@4": 0}
+    assert run.content_digests() == whole_run[0].content_digests()
+    names = sorted(event["uri"].rpartition("/")[2] for event in run.events("published"))
+    assert len(names) > 2
+    assert set(names) >= {"train-sampler-000004", "train-sampler-000004-2"}
 
 
 @pytest.fixture
