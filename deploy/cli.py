@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from deploy.exit_codes import ExitCode
 from deploy.local_service.settings import add_arguments as add_service_arguments
 from envs.errors import EnvInputError
-from evidence.errors import InputError
+from evidence.errors import InputError, StoreError
 
 if TYPE_CHECKING:
     _Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -64,6 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     handler: Callable[[argparse.Namespace], int] = args.handler
     try:
         return int(handler(args))
+    except StoreError as error:
+        return _fail(ExitCode.CAPACITY, f"{error}; what it holds is kept, try again later")
     except (InputError, EnvInputError) as error:
         return _fail(ExitCode.BAD_INPUT, str(error))
     except KeyboardInterrupt:

@@ -13,7 +13,8 @@ class ExitCode(IntEnum):
         REFUTED: the run ended with the verdict refuted.
         INCONCLUSIVE: the run ended with the verdict inconclusive.
         STOPPED_BY_GATE: a gate refused; nothing was spent after it.
-        CAPACITY: the service had no capacity; the same command goes on later.
+        CAPACITY: the service had no capacity, or it or the run's object store is out of reach; the
+            same command goes on later.
     """
 
     OK = 0

@@ -61,6 +61,10 @@ class ConflictError(InputError):
     """Something that may be written once exists already with other content."""
 
 
+class StoreError(InputError):
+    """An object store does not answer, or refuses. What it holds is not known, and not lost."""
+
+
 def _rebuild(
     cls: type[InputError], field: str, value: object, expected: str, where: str | None
 ) -> InputError:

@@ -15,7 +15,7 @@ from typing import Any
 from fsspec.core import url_to_fs
 from fsspec.utils import get_protocol
 
-from evidence.errors import ConflictError, InputError
+from evidence.errors import ConflictError, InputError, StoreError
 from evidence.lease import Clock, Lease, acquire_lease, lease_holder, utc_now
 from evidence.local_store import Disk, LocalStore
 from evidence.store import Store, check_path
@@ -160,7 +160,7 @@ class ObjectStore:
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             expected = "an object store that answers"
-            raise InputError(path or "/", reason, expected, where=self.url) from error
+            raise StoreError(path or "/", reason, expected, where=self.url) from error
 
     def _full(self, path: str) -> str:
         return f"{self._base}/{check_path(path, where=self.url)}"

@@ -18,7 +18,7 @@ from prefect.exceptions import Abort
 from prefect.settings import PREFECT_API_URL
 from prefect.states import Completed, Failed
 
-from evidence.errors import ConflictError, InputError
+from evidence.errors import ConflictError, InputError, StoreError
 from evidence.run import Run
 from evidence.spec import Spec
 from flows import notices
@@ -132,21 +132,23 @@ class Attempt:
         return await carry_out(plan)
 
     async def _outcome(self, flow_run: FlowRun) -> Outcome:
-        """How the attempt ended; a service that is out of reach at the start is no defect."""
-        standing = self._standing(flow_run)
-        if standing is not None:
-            return standing
+        """How the attempt ended; a service or a store that is out of reach is no defect."""
         try:
-            return await self._work(patience_in_process())
+            return self._standing(flow_run) or await self._work(patience_in_process())
         except ServiceOutage as error:
-            return Outcome(
-                exit_kind="capacity",
-                verdict="inconclusive",
-                outcome_reason="incomplete_execution",
-                reason=str(error),
-                run_path=self._path,
-                retry_after_seconds=error.failure.retry_after if error.failure else None,
-            )
+            return self._interrupted(error, error.failure.retry_after if error.failure else None)
+        except StoreError as error:
+            return self._interrupted(error)
+
+    def _interrupted(self, error: Exception, retry_after: float | None = None) -> Outcome:
+        return Outcome(
+            exit_kind="capacity",
+            verdict="inconclusive",
+            outcome_reason="incomplete_execution",
+            reason=str(error),
+            run_path=self._path,
+            retry_after_seconds=retry_after,
+        )
 
     def _standing(self, flow_run: FlowRun) -> Outcome | None:
         """The last attempt's outcome, where this process comes after the budget was spent."""
@@ -174,16 +176,22 @@ class Attempt:
         left = self._seconds_left(flow_run)
         if left is not None and seconds >= left:
             return
-        run = self._run()
-        refused = run is not None and "capacity_block" in (run.result() or {})
         more = f"The next attempt is in {seconds:.0f} s."
         await notices.tell(outcome, run_id=self._request.run_id, logger=self._logger, more=more)
         await start_again_later(
             flow_run.id,
             seconds=seconds,
-            state_name=AWAITING_CAPACITY if refused else AWAITING_SERVICE,
+            state_name=AWAITING_CAPACITY if self._was_refused() else AWAITING_SERVICE,
             reason=f"{outcome.reason}. {more} {outcome.steps_completed} steps are done.",
         )
+
+    def _was_refused(self) -> bool:
+        """Whether the attempt ended with a capacity block, and not because nobody answered."""
+        try:
+            run = self._run()
+            return run is not None and "capacity_block" in (run.result() or {})
+        except StoreError:
+            return False
 
     def _seconds_left(self, flow_run: FlowRun) -> float | None:
         """Of the wall-time budget, from the run's first start or, before it, the flow run's."""

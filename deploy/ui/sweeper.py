@@ -27,7 +27,7 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.states import Crashed, Scheduled
 
-from evidence.errors import InputError
+from evidence.errors import InputError, StoreError
 from evidence.run import Run
 from flows.flow_lock import is_carried_out
 
@@ -129,6 +129,8 @@ class Sweeper:
             return True
         try:
             return Run.open(path).lock_holder() is not None
+        except StoreError:
+            return True  # the store does not answer: nothing is proved
         except (InputError, OSError):
             return False  # it was never created, or cannot be read: nobody can work on it
 

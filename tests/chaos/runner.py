@@ -143,6 +143,8 @@ def table(place: World, cases: Sequence[Case], *, seconds: float) -> list[str]:
             f"  {case.name:<14}{sum(case.story.kills.values()):>6}{judged.restores:>10}"
             f"{judged.replayed:>10}{tables:>14}{len(judged.sampled_again):>7}  {same}"
         )
+        if judged.result_differs:
+            lines.append(f"    it ended so: {case.story.outcome.get('reason')}")
     judged_all = [case.judgement for case in cases]
     tables = sum(one.tables for one in judged_all)
     equal = tables - sum(len(one.differing) for one in judged_all)

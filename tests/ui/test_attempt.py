@@ -15,7 +15,7 @@ import pytest
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.exceptions import Abort
 
-from evidence.errors import ConflictError
+from evidence.errors import ConflictError, StoreError
 from evidence.result import StructuredResult
 from evidence.run import Run
 from flows import attempt as attempt_module
@@ -152,6 +152,13 @@ def test_outage_is_named_as_such(world: World) -> None:
 def test_service_that_is_not_there_at_the_start_is_waited_for(world: World) -> None:
     with pytest.raises(Abort):
         world.attempt(ends=ServiceOutage("nobody answers", what="look-up"))
+
+    assert world.again[0]["state_name"] == "AwaitingService"
+
+
+def test_store_that_does_not_answer_is_waited_for(world: World) -> None:
+    with pytest.raises(Abort):
+        world.attempt(ends=StoreError("ledger", "timeout", "an object store that answers"))
 
     assert world.again[0]["state_name"] == "AwaitingService"
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,10 +17,13 @@ import pytest
 from prefect.client.schemas.objects import FlowRun, State, StateType
 
 from deploy.ui.sweeper import Sweeper
+from evidence.errors import StoreError
 from evidence.run import Run
 from flows.flow_lock import FlowRunTaken, carrying_out, is_carried_out
+from tests.chaos.world import s3_server, settle
 from tests.evidence.finished_run import execution, spec
 
+ROOT = Path(__file__).resolve().parents[2]
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 PROVED_DEAD = 130
 
@@ -24,7 +31,7 @@ PROVED_DEAD = 130
 class Server:
     """One flow run on a server that only remembers."""
 
-    def __init__(self, run_dir: Path, state_type: StateType = StateType.RUNNING) -> None:
+    def __init__(self, run_dir: Path | str, state_type: StateType = StateType.RUNNING) -> None:
         self.history: list[State[Any]] = []
         self.flow_run = FlowRun(
             id=uuid4(),
@@ -123,6 +130,58 @@ def test_flow_run_whose_run_somebody_works_on_is_left_alone(tmp_path: Path) -> N
 
     with run.lock():
         assert sweep(0) == sweep(PROVED_DEAD) == []
+
+
+def test_store_that_does_not_answer_proves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it is out of reach the process may be well; when it is back, the proof begins anew."""
+    Run.create(str(tmp_path), run_id="one", spec=spec(), execution=execution())
+    server = Server(tmp_path)
+    sweep = sweeping(server)
+
+    def silent(*_: object, **__: object) -> Run:
+        raise StoreError("ledger", "timeout", "an object store that answers")
+
+    assert sweep(0) == []
+    with monkeypatch.context() as out_of_reach:
+        out_of_reach.setattr(Run, "open", silent)
+        assert sweep(21) == sweep(PROVED_DEAD) == []
+
+    assert sweep(PROVED_DEAD) == []
+    assert len(sweep(PROVED_DEAD + 20)) == 1
+
+
+@pytest.mark.slow
+def test_run_on_s3_goes_on_when_its_lease_has_run_out_for_long_enough(tmp_path: Path) -> None:
+    """The lease says who is alive where there are no file locks; then 120 s without anybody."""
+    before = dict(os.environ)
+    try:
+        with s3_server(tmp_path) as (root, environment):
+            times = {"GATED_RL_LEASE_SECONDS": "1", "GATED_RL_CLOCK_SKEW_SECONDS": "0.1"}
+            settle(environment | times)
+            run = Run.create(root, run_id="one", spec=spec(), execution=execution())
+            server = Server(root)
+            sweep = sweeping(server)
+            module = "tests.evidence.run_directory.holder"
+            command = [sys.executable, "-m", module, run.path, "a", "100000"]
+            holder = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+            assert holder.stdout is not None
+            with holder.stdout:
+                assert holder.stdout.readline() == "held\n"
+
+                assert sweep(0) == sweep(PROVED_DEAD) == []
+                holder.kill()
+                holder.wait()
+                while Run.open(run.path).lock_holder() is not None:
+                    time.sleep(0.1)
+
+                assert sweep(PROVED_DEAD) == sweep(PROVED_DEAD + 119) == []
+                assert len(sweep(PROVED_DEAD + 120)) == 1
+                assert server.names[-1] == "AwaitingRetry"
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def test_lock_must_be_free_without_a_break(tmp_path: Path) -> None:
