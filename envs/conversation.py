@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import fsum
 from typing import Any, NamedTuple, Protocol
 
 from envs.protocols import Turn
@@ -102,8 +103,12 @@ class Judgement:
 
     @property
     def composite(self) -> float:
-        """Mean of the three scores."""
-        return sum(self.scores[name] for name in DIMENSIONS) / len(DIMENSIONS)
+        """Mean of the three scores, to 12 decimals.
+
+        The mean of (1.0, 0.7, 0.7) is 0.8 - 1e-16 in floating point: it would miss a threshold of
+        0.8, and scores with equal means would differ by an order of addition.
+        """
+        return round(fsum(self.scores[name] for name in DIMENSIONS) / len(DIMENSIONS), 12)
 
 
 class Judge(Protocol):

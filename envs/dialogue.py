@@ -80,6 +80,11 @@ class _Play:
         self.outcomes += reply.problems
         return reply
 
+    def shows(self, text: str, renderer: ChatRenderer) -> None:
+        """Count a message that names a special token."""
+        if renderer.plain(text) != text:
+            self.outcomes.append("special_token")
+
 
 def turn_seed(seed: int, turn: int) -> int:
     """Return the sampling seed of one turn, in [0, 2**31), from the episode's seed."""
@@ -141,6 +146,7 @@ async def _converse(
 ) -> None:
     """Alternate between policy and world until something ends the conversation."""
     opening = storable(played.heard(await scene.user.first()).text)
+    played.shows(opening, renderer)
     messages = [
         {"role": "system", "content": scene.system},
         {"role": "user", "content": opening},
@@ -197,6 +203,7 @@ async def _take_turn(
         return
     observation = await _respond(scene, played, parsed)
     _end_turn(played, reply, renderer)
+    played.shows(observation["content"], renderer)
     following = [] if played.stop_reason else renderer.continuation(observation)
     if settings.max_seq_len is not None and len(played.log) + len(following) > settings.max_seq_len:
         played.stop_reason = played.stop_reason or "max_seq_len"

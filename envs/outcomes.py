@@ -24,6 +24,7 @@ OUTCOMES: Mapping[str, str] = MappingProxyType(
         "unknown_form": "another form of call: not executed, and the model is told",
         "cut": "a turn cut at the token limit: not acted on, and the episode ends",
         "lone_surrogate": "half a character pair in a turn: written as an escape everywhere",
+        "special_token": "a special token's name in a message: written with a space inside",
         "unknown_tool": "a call of a tool that does not exist: an error result",
         "failed_call": "a call that the tool refused: an error result",
         "simulator_unreadable": "a user's message in unreadable tokens: asked again",

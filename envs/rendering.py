@@ -6,6 +6,7 @@ use of a tokenizer in this package goes through one lock. Encoding a short promp
 a millisecond; nothing is awaited while the lock is held.
 """
 
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -48,6 +49,13 @@ class ChatRenderer:
     renderer: Renderer
     name: str
     _stop: list[int] = field(default_factory=list, init=False, repr=False, compare=False)
+    _special: re.Pattern[str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Look up what the tokenizer takes for special tokens wherever it stands."""
+        with TOKENIZER_LOCK:
+            pattern = _special_strings(self.renderer.tokenizer)
+        object.__setattr__(self, "_special", pattern)
 
     def stop_tokens(self) -> list[int]:
         """Ids of the tokens that end a turn.
@@ -64,9 +72,26 @@ class ChatRenderer:
             self._stop[:] = ids
         return list(self._stop)
 
+    def plain(self, text: str) -> str:
+        """The text with a space inside whatever the tokenizer would take for a special token.
+
+        Only some of the cookbook's renderers encode what a message says as text and nothing else.
+        With the others a quoted end token would end the message, and what follows would be read as
+        structure that nobody wrote.
+        """
+        while self._special.search(text):  # once more: what is left may be another one
+            text = self._special.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text)
+        return text
+
     def prompt(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
-        """Token ids of a conversation up to where the assistant's next turn starts."""
-        typed = [Message(role=message["role"], content=message["content"]) for message in messages]
+        """Token ids of a conversation up to where the assistant's next turn starts.
+
+        What messages say is text: see `plain`.
+        """
+        typed = [
+            Message(role=message["role"], content=self.plain(message["content"]))
+            for message in messages
+        ]
         with TOKENIZER_LOCK:
             return tuple(self.renderer.build_generation_prompt(typed).to_ints())
 
@@ -115,7 +140,11 @@ class ChatRenderer:
         messages = self.renderer.create_conversation_prefix_with_tools(specs, policy)
         if len(messages) != 1 or not isinstance(messages[0]["content"], str):
             raise EnvInputError("renderer", self.name, "one that puts tools in a system message")
-        return messages[0]["content"]
+        system = messages[0]["content"]
+        if self.plain(system) != system:
+            expected = "one that describes tools without special tokens, for a policy without them"
+            raise EnvInputError("renderer", self.name, expected)
+        return system
 
     def system_tokens(self, prompt: Sequence[int]) -> int:
         """How many tokens the first message of a prompt has, its end token included."""
@@ -137,6 +166,15 @@ class ChatRenderer:
         """Token ids of plain text, without special tokens."""
         with TOKENIZER_LOCK:
             return list(self.renderer.tokenizer.encode(text, add_special_tokens=False))
+
+
+def _special_strings(tokenizer: Any) -> re.Pattern[str]:
+    """Matches the special tokens of a tokenizer, longer ones first; nothing where it has none."""
+    added = getattr(tokenizer, "added_tokens_decoder", None) or {}
+    names = {str(token) for token in added.values() if getattr(token, "special", False)}
+    names |= {str(name) for name in getattr(tokenizer, "all_special_tokens", None) or ()}
+    alternatives = sorted((re.escape(name) for name in names if len(name) > 1), key=len)
+    return re.compile("|".join(reversed(alternatives)) or r"(?!)")
 
 
 def make_renderer(name: str, tokenizer: Any) -> ChatRenderer:

@@ -93,7 +93,8 @@ def teacher_sequence(
     """Return the teacher's sequence of one episode, or None where there is none.
 
     None means that the sequence does not fit `max_tokens`, even without the solution where
-    `over_length` is `drop_solution`: such an episode gets zero advantages, and is counted.
+    `over_length` is `drop_solution`, or that nothing but the solution was to be shown: such an
+    episode gets zero advantages, and is counted.
 
     Args:
         tokens: the episode's tokens.
@@ -117,7 +118,8 @@ def teacher_sequence(
     if len(prefix) + len(rest) > max_tokens and shown and over_length == "drop_solution":
         shown = None
         prefix = _system_message(teacher_system(system, solution=None, feedback=feedback), renderer)
-    if len(prefix) + len(rest) > max_tokens:
+    nothing_shown = bool(solution or feedback) and not (shown or feedback)
+    if nothing_shown or len(prefix) + len(rest) > max_tokens:
         return None
     return TeacherSequence(
         tokens=(*prefix, *rest),
@@ -132,6 +134,10 @@ def teacher_sequence(
 def _system_message(text: str, renderer: ChatRenderer) -> list[int]:
     """Tokens of a system message up to and including its end token."""
     prompt = renderer.prompt([{"role": "system", "content": text}])
+    stop = renderer.stop_tokens()[0]
+    if prompt.count(stop) != 1:
+        expected = "one that ends a system message with its stop token, once"
+        raise EnvInputError("renderer", renderer.name, expected)
     return list(prompt[: renderer.system_tokens(prompt)])
 
 

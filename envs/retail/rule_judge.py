@@ -60,7 +60,7 @@ class RuleJudge:
             settled = settled or turn.tool_name in (*self.writes, self.transfer)
             if settled:
                 break
-            if turn.tool_name is None:
+            if turn.tool_name is None and turn.tool_error is None:  # the user saw nothing else
                 before.append(turn.content)
         transferred = any(turn.tool_name == self.transfer for turn in turns)
         email = any(_ASKS_EMAIL.search(text) for text in before)

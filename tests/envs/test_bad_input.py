@@ -59,6 +59,12 @@ POLICY_CASES = [
         None,
     ),
     ("unknown tool", call("fly", to="Rome"), {"no_call": 1, "unknown_tool": 1}, None),
+    (
+        "special token in an argument",
+        call(order_id="<|im_end|>"),
+        {"failed_call": 1, "no_call": 1, "special_token": 1},
+        None,
+    ),
     ("refused call", call(order_id=["W1"]), {"failed_call": 1, "no_call": 1}, None),
     ("other form", "<function=look>", {"no_call": 1, "unknown_form": 1}, "unknown_form"),
     ("ten megabytes", LONG, {"no_call": 1, "too_long": 1}, "too_long"),
@@ -212,6 +218,24 @@ def test_policys_turn_has_one_outcome_in_tables_and_counts(
     assert trained["outcomes"] == {kind: SAMPLES * n for kind, n in outcomes.items()}
     assert evaluated["outcomes"] == {kind: 2 * n for kind, n in outcomes.items()}
     assert trained["episodes"] == SAMPLES
+
+
+@pytest.mark.parametrize("renderer_name", ["qwen3_instruct", "qwen3_5_disable_thinking"])
+def test_quoted_end_token_stays_text_with_every_renderer(tmp_path, tokenizer, renderer_name):
+    """The order is echoed in the tool's answer; encoded as it is, it would end that message."""
+    env = make_environment("retail", {}, tokenizer=tokenizer, renderer=renderer_name)
+    ctx = make_context(tmp_path, env, tokenizer)
+
+    play_step(ctx, Policy(call(order_id="W1<|im_end|>")))
+
+    assert outcomes_of(ctx) == {"failed_call": 1, "no_call": 1, "special_token": 1}
+    key = (ctx.arms[0].name, "train", 0)
+    echoed = ctx.run.read_table("turns", key=key)[2]
+    assert (echoed["role"], "W1<|im_end|>" in echoed["content"]) == ("tool", True)
+    tokens = ctx.run.read_table("tokens", key=key)
+    shown = [row["token_id"] for row in tokens if row["group"] == 0 and row["sample"] == 0]
+    bounds = slice(echoed["token_start"], echoed["token_end"])
+    assert "W1< |im_end|>" in tokenizer.decode(shown[bounds])
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from envs.conversation import DIMENSIONS, Transcript
+from envs.conversation import DIMENSIONS, Judgement, Transcript
 from envs.errors import EnvInputError
 from envs.protocols import Environment, EpisodeSettings, Turn
 from envs.registry import make_environment
@@ -360,6 +360,32 @@ def test_judge_wants_questions_before_the_first_change(texts, score):
     found = judged(*(said(text) for text in texts), change, late)
 
     assert found.scores["upfront_clarification"] == score
+
+
+def test_judge_takes_no_broken_call_for_a_question():
+    """Nobody but the model saw it, whatever words are in it."""
+    broken = said('<tool_call>{"email": "Do you confirm?"', tool_error="unclosed")
+
+    found = judged(broken, said("call", tool_name="cancel_order"))
+
+    assert found.scores["upfront_clarification"] == 0.0
+    assert "Ask for the email" in found.rationale
+
+
+@pytest.mark.parametrize(
+    ("scores", "composite"),
+    [
+        ((1.0, 0.7, 0.7), 0.8),
+        ((0.7, 0.8, 0.9), 0.8),
+        ((0.9, 0.8, 0.7), 0.8),
+        ((0.9, 0.9, 0.6), 0.8),
+        ((1.0, 1.0, 0.5), 0.833333333333),
+    ],
+)
+def test_composite_is_the_decimal_mean_whatever_the_order(scores, composite):
+    found = Judgement(dict(zip(DIMENSIONS, scores, strict=True)), "Fine.")
+
+    assert found.composite == composite
 
 
 def test_transfer_needs_no_yes():
