@@ -20,7 +20,7 @@ from flows.plan import RunPlan
 from flows.together import side_by_side
 from tasks.clocks import wall_left_seconds
 from tasks.context import LaunchChoices, RunContext
-from tasks.failures import CapacityBlocked, Failure, PermanentServiceError, ServiceOutage
+from tasks.failures import Failure, PermanentServiceError, ServiceError
 from tasks.learner import Learner
 from tasks.reachability import ServerInfo
 from tasks.service import Service
@@ -106,10 +106,10 @@ async def _conduct(ctx: RunContext, plan: RunPlan) -> Outcome:
         return finished(ctx, result)
     except GateStopped as stop:
         return stopped(ctx, stop.result)
-    except (CapacityBlocked, ServiceOutage) as error:
-        return await blocked(ctx, error)
     except PermanentServiceError as error:
         return refused(ctx, error)
+    except ServiceError as error:  # what was lost or is in doubt is settled by the next attempt
+        return await blocked(ctx, error)
     finally:
         await ctx.service.release_all()
 

@@ -98,10 +98,11 @@ async def _rescore_missing(
     wanted: Sequence[Sequence[TeacherPlan]],
 ) -> None:
     """Score groups side by side; lost weights are brought back by the next round."""
-    scorer = await teacher.open()
-    student = await learner.sampler(learner.version_of_step(step)) if learner.arm.top_k else None
     groups = GroupRescoring(ctx, learner, step, version=teacher.version)
     try:
+        scorer = await teacher.open()
+        wants_student = learner.arm.top_k is not None
+        student = await learner.sampler(learner.version_of_step(step)) if wants_student else None
         await settle_all([groups.rescore(plans, scorer, student) for plans in wanted])
     except ModelLost as error:
         if len(_missing(ctx, learner, step)) < len(wanted):

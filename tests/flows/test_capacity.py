@@ -11,9 +11,10 @@ import pytest
 
 from deploy.local_service.launch import LocalService
 from evidence.run import Run
+from flows import run as run_module
 from flows.outcome import Outcome
 from flows.run import run_comparison
-from tasks.failures import ServiceOutage
+from tasks.failures import ModelLost, ServiceError, ServiceOutage, UnknownOutcome
 from tasks.patience import RetryPolicy
 from tasks.progress import ProgressEvent
 from tasks.service_settings import Deadlines, ServiceSettings
@@ -63,6 +64,25 @@ def test_block_before_the_first_step_closes_the_attempt_and_the_run_goes_on_late
     assert "capacity_block" not in (run.result() or {})
     assert {event["gate"] for event in run.events("gate")} == set(run.gates())
     assert len(run.events("gate")) == len(run.gates())
+
+
+@pytest.mark.parametrize("error", [ModelLost, UnknownOutcome])
+def test_loss_that_nothing_made_good_ends_the_attempt_and_not_the_run(
+    error: type[ServiceError], plan_of: PlanMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever let it through, the run is closed in order and can be carried on."""
+
+    async def losing(*_: object) -> dict[str, Any]:
+        raise error("gone")
+
+    monkeypatch.setattr(run_module, "pass_gates", losing)
+
+    outcome = run_comparison(plan_of(policy=SHORT))
+
+    assert outcome.exit_kind == "capacity"
+    run = Run.open(outcome.run_path)
+    assert [event["final"] for event in run.events("ended")] == [False]
+    assert "capacity_block" not in (run.result() or {})
 
 
 def test_block_after_steps_reports_their_true_number(
