@@ -302,6 +302,23 @@ class Run(RunFiles):
         names = [path.rpartition("/")[2] for path in self._store.paths(place)]
         return sorted(int(name.removesuffix(".zip")) for name in names)
 
+    def unassembled(
+        self, arm: str, phase: str, step: int | str, *, folder: str = GROUPS
+    ) -> list[str]:
+        """Return the tables that the parts of a step name and that were not written, sorted.
+
+        Groups differ in what they name, so every part is looked into. Empty without parts.
+        """
+        known = {"arm": arm, "phase": phase, "step": step, "label": step}
+        groups = self.parts(arm, phase, step, folder=folder)
+        paths = [_part_path(arm, phase, step, group, folder) for group in groups]
+        names = {name for path in paths for name in _members(self.read_bytes(path))}
+        return [
+            name
+            for name in sorted(names)
+            if not self.has_table(name, key=_fill(table_schema(name), known))
+        ]
+
     def assemble_parts(
         self,
         arm: str,
@@ -312,6 +329,9 @@ class Run(RunFiles):
         folder: str = GROUPS,
     ) -> dict[str, TableRef]:
         """Write the tables of a rollout step, or of an evaluation, from its finished groups.
+
+        They are written in the order of their names. What was written already stays, so that
+        assembling goes on after an interruption wherever that was.
 
         Args:
             arm: the arm.
@@ -383,6 +403,11 @@ def _part_path(arm: str, phase: str, step: int | str, group: int, folder: str = 
         for name, value in zip(names, (arm, phase, step, group), strict=True)
     ]
     return f"{folder}/{'/'.join(segments)}.zip"
+
+
+def _members(part: bytes) -> list[str]:
+    with zipfile.ZipFile(io.BytesIO(part)) as archive:
+        return archive.namelist()
 
 
 def _fill(schema: TableSchema, known: Mapping[str, Any]) -> Key:

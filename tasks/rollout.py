@@ -24,14 +24,14 @@ async def sample_rollout(ctx: RunContext, learner: Learner, step: int) -> TableR
 
     Reads: parts of finished groups. Writes: one part a group, then `rollouts`, `tokens`, `turns` and
     `token_texts`. Calls the service. Safe to repeat: finished groups are not
-    sampled again, and a finished step is only looked up.
+    sampled again, what is missing of the tables is written, and a finished step is only looked up.
 
     Returns:
         The `tokens` table of the step.
     """
     arm, phase = learner.arm, learner.phase
     key = (arm.name, phase, step)
-    if ctx.run.has_table("tokens", key=key) and ctx.run.has_table("rollouts", key=key):
+    if _is_assembled(ctx, key):
         write_token_texts(ctx, key)
         return ctx.run.table_ref("tokens", key=key)
     groups = range(ctx.execution.rollout.groups)
@@ -51,6 +51,13 @@ async def sample_rollout(ctx: RunContext, learner: Learner, step: int) -> TableR
     refs = ctx.run.assemble_parts(arm.name, phase, step, list(groups))
     write_token_texts(ctx, key)
     return refs["tokens"]
+
+
+def _is_assembled(ctx: RunContext, key: tuple[str, str, int]) -> bool:
+    """Whether all tables of a step are written; not every environment has `turns`."""
+    if not all(ctx.run.has_table(name, key=key) for name in ("tokens", "rollouts")):
+        return False
+    return ctx.run.has_table("turns", key=key) or not ctx.run.unassembled(*key)
 
 
 def _missing(ctx: RunContext, learner: Learner, step: int) -> list[int]:

@@ -72,12 +72,13 @@ def stored_trajectories(ctx: RunContext, key: tuple[str, str, int]) -> list[Traj
     """Read the trajectories of one rollout step, by group and sample.
 
     Raises:
-        InputError: if the episodes are not conversations with a system message of their own.
+        InputError: if the messages of the step are not there, without which a teacher would be
+            shown empty solutions; or if the episodes are not conversations with a system message
+            of their own.
     """
     turns: dict[tuple[int, int], list[Turn]] = defaultdict(list)
-    if ctx.run.has_table("turns", key=key):
-        for row in ctx.run.read_table("turns", key=key):
-            turns[row["group"], row["sample"]].append(_turn(row))
+    for row in ctx.run.read_table("turns", key=key):
+        turns[row["group"], row["sample"]].append(_turn(row))
     rows = {(row["group"], row["sample"]): row for row in ctx.run.read_table("rollouts", key=key)}
     sequences = sequences_of(ctx.run.read_arrow("tokens", key=key))
     return [_trajectory(one, rows[one.group, one.sample], turns) for one in sequences]
