@@ -4,6 +4,8 @@ Each holder creates the object of the next token, which only one can; the token 
 object names the holder. A holder that stops giving signs of life is passed over after its lease
 ran out. It notices by itself, since it stops at its own deadline, which is earlier: the claimant
 waits `skew_seconds` longer, the largest difference between two machines' clocks that is allowed.
+The deadline is one of two clocks: the monotonic one stands still while a machine sleeps, and the
+wall clock may be put back.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
 from evidence.canonical import canonical_bytes, loads_strict
-from evidence.errors import ConflictError, InputError
+from evidence.errors import ConflictError, InputError, StoreError
 
 LEASE_SECONDS = 60.0
 SKEW_SECONDS = 5.0
@@ -102,6 +104,7 @@ class Lease:
         self._seconds = lease_seconds
         self._monotonic = monotonic
         self._deadline = monotonic() + lease_seconds
+        self._expires_at = self._next_expiry()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -119,22 +122,35 @@ class Lease:
         """Give one sign of life.
 
         Raises:
-            ConflictError: if the lease has run out.
+            ConflictError: if the lease has run out and another process took it.
+            StoreError: if it has run out, or the store does not answer.
         """
         self.check()
-        sent = self._monotonic()
-        self._files.replace(_path(self._token, "alive"), self.record())
-        self._deadline = sent + self._seconds
+        sent, expires_at = self._monotonic(), self._next_expiry()
+        self._files.replace(_path(self._token, "alive"), self._record(expires_at))
+        self._deadline, self._expires_at = sent + self._seconds, expires_at
 
     def check(self) -> None:
         """Do nothing while the lease is held.
 
         Raises:
-            ConflictError: once it has run out or was released.
+            ConflictError: once it was released, or has run out and another process took it.
+            StoreError: once it has run out without another holder, or while nobody knows: the
+                store was out of reach for too long, or this machine slept.
         """
-        if self._stop.is_set() or self._monotonic() >= self._deadline:
+        if self._stop.is_set():
             expected = "a lease that is held; another process may write now"
-            raise ConflictError("lease", f"token {self._token} ran out", expected, where=self._url)
+            raise ConflictError(
+                "lease", f"token {self._token}, released", expected, where=self._url
+            )
+        if not self._ran_out:
+            return
+        found = f"token {self._token} ran out"
+        if _newest_token(self._files) > self._token:
+            expected = "a lease that is held; another process took it"
+            raise ConflictError("lease", found, expected, where=self._url)
+        expected = f"a sign of life that reaches the store every {self._seconds:.0f} s"
+        raise StoreError("lease", found, expected, where=self._url)
 
     def release(self) -> None:
         """Give the lease back. Releasing twice does nothing."""
@@ -150,16 +166,23 @@ class Lease:
         return self._files.url
 
     def record(self) -> bytes:
-        """Return a sign of life: who holds the lease, and until when."""
-        until = self._clock() + timedelta(seconds=self._seconds)
-        return canonical_bytes({"holder": self._holder, "expires_at": until.isoformat()})
+        """Return the first sign of life: who holds the lease, and until when."""
+        return self._record(self._expires_at)
+
+    def _record(self, expires_at: datetime) -> bytes:
+        return canonical_bytes({"holder": self._holder, "expires_at": expires_at.isoformat()})
+
+    def _next_expiry(self) -> datetime:
+        return self._clock() + timedelta(seconds=self._seconds)
+
+    @property
+    def _ran_out(self) -> bool:
+        return self._monotonic() >= self._deadline or self._clock() >= self._expires_at
 
     def _keep_alive(self) -> None:
-        while not self._stop.wait(self._seconds / 3):
+        while not self._stop.wait(self._seconds / 3) and not self._ran_out:
             try:
                 self.beat()
-            except ConflictError:
-                return
             except (OSError, InputError):
                 continue  # the store is out of reach: try again until the deadline
 
@@ -184,10 +207,12 @@ def acquire_lease(
     Raises:
         ConflictError: if another process holds it, or takes it at the same moment.
     """
-    current = lease_holder(files, clock=clock)
+    # Listed once: a claim that comes after the look at the holder then bars ours.
+    newest = _newest_token(files)
+    current = _holder_of(files, newest, clock=clock)
     if current is not None:
         raise _held(current, files.url)
-    token = _newest_token(files) + 1
+    token = newest + 1
     lease = Lease(
         files,
         token=token,
@@ -205,7 +230,11 @@ def acquire_lease(
 
 def lease_holder(files: LeaseFiles, *, clock: Clock = utc_now) -> dict[str, Any] | None:
     """Return the facts of the holder with its token, or None when nobody holds the lease."""
-    token = _newest_token(files)
+    return _holder_of(files, _newest_token(files), clock=clock)
+
+
+def _holder_of(files: LeaseFiles, token: int, *, clock: Clock) -> dict[str, Any] | None:
+    """Return the facts of a token's holder, or None if it does not hold the lease any more."""
     if token == 0 or files.read_if_exists(_path(token, "released")) is not None:
         return None
     data = files.read_if_exists(_path(token, "alive")) or files.read_if_exists(

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from evidence.errors import ConflictError, InputError
+from evidence.errors import ConflictError, InputError, StoreError
 from evidence.lease import acquire_lease, lease_holder
 from evidence.object_store import ObjectStore, open_store
 from evidence.run import Run
@@ -19,13 +19,14 @@ def store(memory_root):
 
 
 class HandClock:
-    """Wall clock and monotonic clock that a test moves by hand."""
+    """Wall clock and monotonic clock that a test moves by hand; one stands still during sleep."""
 
     def __init__(self):
         self.seconds = 0.0
+        self.asleep = 0.0
 
     def wall(self):
-        return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self.seconds)
+        return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self.seconds + self.asleep)
 
     def monotonic(self):
         return self.seconds
@@ -144,13 +145,64 @@ def test_lease_lives_on_with_signs_of_life(lease, time):
         lease("b")
 
     time.seconds += 0.2
-    with pytest.raises(ConflictError, match="ran out"):
+    with pytest.raises(StoreError, match="token 1 ran out"):
         first.check()
     with pytest.raises(ConflictError, match="host a"):
         lease("b")
 
     time.seconds += 5.0
     assert lease("b").token == 2
+    with pytest.raises(ConflictError, match="another process took it, found 'token 1 ran out'"):
+        first.check()
+
+
+def test_lease_runs_out_while_the_machine_sleeps(lease, time):
+    """The monotonic clock stands still meanwhile; a wall clock that is put back gives no time."""
+    first = lease("a")
+    time.asleep += 59.9
+    first.check()
+    time.asleep += 0.1
+    with pytest.raises(StoreError, match="token 1 ran out"):
+        first.check()
+    with pytest.raises(StoreError, match="token 1 ran out"):
+        first.beat()
+
+    time.asleep, time.seconds = -3600.0, 60.0
+    with pytest.raises(StoreError, match="token 1 ran out"):
+        first.check()
+
+
+def test_lease_that_was_given_back_is_not_held(lease):
+    first = lease("a")
+    first.release()
+
+    with pytest.raises(ConflictError, match="token 1, released"):
+        first.check()
+
+
+def test_claim_that_comes_between_look_and_claim_wins(lease, store, time):
+    """A saw that token 1 was given back; B claims token 2; A must not go on to token 3."""
+    lease("old").release()
+    claimed = []
+
+    class Overtaken:
+        url = store.url
+        paths = staticmethod(store.paths)
+        write_new = staticmethod(store.write_new)
+
+        @staticmethod
+        def read_if_exists(path):
+            found = store.read_if_exists(path)
+            if path == "lease/000000001/released.json":
+                claimed.append(lease("b"))
+            return found
+
+    with pytest.raises(ConflictError, match="token 2"):
+        acquire_lease(Overtaken, holder={"host": "a"}, clock=time.wall, monotonic=time.monotonic)
+
+    assert [one.token for one in claimed] == [2]
+    assert lease_holder(store, clock=time.wall) == {"host": "b", "token": 2}
+    claimed[0].check()
 
 
 def test_claim_of_the_same_moment_is_won_by_one(lease, store, time):
