@@ -1,12 +1,15 @@
-"""Two habits of the SDK that no setting changes and that would break the one retry policy.
+"""Habits of the SDK that no setting changes and that would break the one retry policy.
 
 A poll that is answered with 5xx is repeated at once, hundreds of times a second and without end; a
 402 is slept on for an hour without a word. Here the first becomes the error that the SDK itself
-backs off from (1, 2, 4, ... 30 s), and the second reaches whoever asked.
+backs off from (1, 2, 4, ... 30 s), and the second reaches whoever asked. And the SDK logs each
+sample that fails or is given up as an error, one line each: this program says and records once
+what became of all of them.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -19,10 +22,11 @@ _MARK = "_gated_rl_manners"
 
 
 def teach_manners() -> None:
-    """Change both habits for every client of this process. Doing so again changes nothing."""
+    """Change them for every client of this process. Doing so again changes nothing."""
     holder: Any = InternalClientHolder
     if getattr(holder, _MARK, False):
         return
+    logging.getLogger("tinker.lib.retry_handler").setLevel(logging.CRITICAL)
     open_client = holder.aclient
 
     def aclient(
