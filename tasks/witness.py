@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import tinker
-from numpy.typing import NDArray
 
 from tasks.failures import FailureKind, ServiceError
-from tasks.fingerprint import StepEvidence, fingerprint
+from tasks.fingerprint import Scores, StepEvidence, fingerprint, mean_difference
 from tasks.trainer import Trainer
 
 _GONE = (FailureKind.LOST_MODEL, FailureKind.PERMANENT)
@@ -19,8 +18,8 @@ class Witness:
     """Watches the scores of one training client.
 
     The batch of the client's first step is scored once more before the step, forward only; that
-    is all it costs while nothing goes wrong. The scores that the step's own forward pass gets must
-    be the same to the last bit, or this client's scores decide nothing.
+    is all it costs while nothing goes wrong. What the scores of the step's own forward pass differ
+    by from these is this client's noise.
 
     Args:
         counts: whether the service reports how many steps it has taken, as the embedded one does.
@@ -28,9 +27,10 @@ class Witness:
 
     def __init__(self, *, counts: bool) -> None:
         self._counts = counts
-        self._first: str | None = None
-        self._before: str | None = None
+        self._first: Scores | None = None
+        self._before: Scores | None = None
         self._repeats: bool | None = None
+        self._noise = float("nan")
 
     @property
     def repeats(self) -> bool | None:
@@ -40,13 +40,14 @@ class Witness:
     async def look(self, trainer: Trainer, datums: Sequence[tinker.Datum]) -> None:
         """Score the batch that is about to be trained, before the client's first step alone."""
         if self._first is None:
-            self._first = fingerprint(await trainer.forward(datums))
+            self._first = await trainer.forward(datums)
 
-    def compare(self, logprobs_D: Sequence[NDArray[np.float32]]) -> None:
+    def compare(self, logprobs_D: Scores) -> None:
         """Take note of what the step's own forward pass got; nothing if it did not come so far."""
-        self._before = fingerprint(logprobs_D) if logprobs_D else None
-        if self._repeats is None and self._before is not None:
-            self._repeats = self._before == self._first
+        self._before = [np.array(values, np.float32) for values in logprobs_D] or None
+        if self._repeats is None and self._first is not None and self._before is not None:
+            self._repeats = fingerprint(self._before) == fingerprint(self._first)
+            self._noise = mean_difference(self._before, self._first)
 
     async def decide(
         self, trainer: Trainer, datums: Sequence[tinker.Datum], index: int, error: Exception
@@ -67,8 +68,8 @@ class Witness:
         if failure is not None and failure.kind in _GONE:
             return "unknown"
         try:
-            first = fingerprint(await trainer.score_again(datums))
-            second = fingerprint(await trainer.score_again(datums))
+            first = await trainer.score_again(datums)
+            second = await trainer.score_again(datums)
             observed = await trainer.observe() if self._counts else None
         except ServiceError:
             return "unknown"
@@ -77,6 +78,7 @@ class Witness:
             index=index,
             before=self._before,
             repeats=bool(self._repeats),
+            noise=self._noise,
             after=(first, second),
             steps=steps,
         ).decide()

@@ -15,6 +15,9 @@ from tasks.witness import Witness
 pytestmark = pytest.mark.anyio
 
 OLD, NEW = [np.float32([-1.0, -2.0])], [np.float32([-1.0, -2.0000002])]
+FAR, NEAR = [np.float32([-1.25, -2.75])], [np.float32([-1.25, -2.7499])]
+"""0.25 and 0.75 nats from the old ones, 0.5 in the mean; and just less."""
+NOT_FINITE = [np.float32([-1.0, -np.inf])]
 
 
 class Client:
@@ -56,17 +59,60 @@ async def _decided(
 @pytest.mark.parametrize(
     ("client", "decision"),
     [
-        (Client(OLD, NEW), "applied, by the fingerprint"),
+        (Client(OLD, FAR), "applied, by the fingerprint"),
+        (Client(OLD, NEAR), "unknown"),
+        (Client(OLD, NEW), "unknown"),
         (Client(OLD), "not applied, by the fingerprint"),
-        (Client(OLD, NEW, OLD), "unknown"),
+        (Client(OLD, FAR, OLD), "unknown"),
+        (Client(OLD, NOT_FINITE), "unknown"),
+        (Client(OLD, [np.float32([-5.0])]), "unknown"),
         (Client(NEW, NEW), "unknown"),
-        (Client(OLD, NEW, gone=True), "unknown"),
+        (Client(NEW, OLD), "unknown"),
+        (Client(OLD, FAR, gone=True), "unknown"),
     ],
-    ids=["changed", "the_same", "changes_between_two_looks", "never_repeated", "gone"],
+    ids=[
+        *("far", "just_too_near", "last_place", "the_same", "changes_between_two_looks"),
+        *("not_finite", "another_batch", "never_repeated", "noisy_and_the_same", "gone"),
+    ],
 )
 async def test_step_is_decided_by_scores_alone(client: Client, decision: str) -> None:
-    """A difference of one unit in the last place counts; a service that does not repeat does not."""
+    """Half a nat in the mean is a step; the last place is what another replica gives as well."""
     assert await _decided(client) == decision
+
+
+@pytest.mark.parametrize(
+    ("first", "moved", "decision"),
+    [
+        (0.0625, 1.25, "applied, by the fingerprint"),
+        (0.0625, 1.24, "unknown"),
+        (0.0, 0.5, "applied, by the fingerprint"),
+        (np.nan, 8.0, "unknown"),
+    ],
+    ids=["twenty_times", "less", "no_noise", "noise_not_known"],
+)
+async def test_step_is_twenty_times_what_two_passes_over_the_same_weights_differ_by(
+    first: float, moved: float, decision: str
+) -> None:
+    client = Client([np.float32([-1.0 - first])], [np.float32([-1.0 - moved])])
+
+    assert await _decided(client, inside=[np.float32([-1.0])]) == decision
+
+
+async def test_noise_between_the_two_looks_behind_a_step_counts_as_well() -> None:
+    """Both are 1 nat or more away, but 0.25 nats from each other: 20 times that is 5 nats."""
+    away, further = [np.float32([-2.0])], [np.float32([-2.25])]
+    client = Client([np.float32([-1.0])], away, further)
+
+    assert await _decided(client, inside=[np.float32([-1.0])]) == "unknown"
+
+
+async def test_update_that_did_not_land_is_not_taken_for_one_that_did_on_another_replica() -> None:
+    """Two passes agree before the step by chance, and two behind it on another replica: every
+    score of it is off by what bfloat16 rounds it by."""
+    here = [np.float32([-3.0, -20.0, -0.5])]
+    elsewhere = [np.float32([-3.015625, -20.125, -0.50390625])]
+
+    assert await _decided(Client(here, elsewhere), inside=here) == "unknown"
 
 
 @pytest.mark.parametrize(
@@ -77,10 +123,15 @@ async def test_step_is_decided_by_scores_alone(client: Client, decision: str) ->
         (Client(OLD, steps=4), "applied, by the service's count"),
         (Client(OLD, NEW, steps=3), "unknown"),
         (Client(OLD, NEW, steps=5), "unknown"),
-        (Client(OLD, NEW, steps=None), "applied, by the fingerprint"),
+        (Client(OLD, FAR, steps=3), "unknown"),
+        (Client(OLD, NEW, steps=None), "unknown"),
+        (Client(OLD, FAR, steps=None), "applied, by the fingerprint"),
         (Client(NEW, steps=4), "applied, by the service's count"),
     ],
-    ids=["agree", "agree_not", "changed_nothing", "contradict", "two", "silent", "not_repeating"],
+    ids=[
+        *("agree", "agree_not", "changed_nothing", "contradict", "two", "contradict_widely"),
+        *("silent", "silent_and_far", "not_repeating"),
+    ],
 )
 async def test_count_of_the_service_is_more_evidence(client: Client, decision: str) -> None:
     assert await _decided(client, counts=True) == decision
@@ -93,7 +144,7 @@ async def test_step_on_a_lost_model_is_not_asked_about(kind: FailureKind) -> Non
 
 async def test_step_without_scores_of_its_own_is_not_decided_by_scores() -> None:
     """The forward pass inside the step never came back."""
-    assert await _decided(Client(OLD, NEW), inside=[]) == "unknown"
+    assert await _decided(Client(OLD, FAR), inside=[]) == "unknown"
 
 
 async def test_batch_is_scored_beforehand_for_the_first_step_of_a_client_alone() -> None:
@@ -117,6 +168,8 @@ def test_fingerprint_tells_where_one_sequence_ends() -> None:
 
 
 def test_evidence_without_anything_decides_nothing() -> None:
-    empty = StepEvidence(index=0, before=None, repeats=False, after=("a", "a"), steps=None)
+    empty = StepEvidence(
+        index=0, before=None, repeats=False, noise=float("nan"), after=(FAR, FAR), steps=None
+    )
 
     assert empty.decide() == "unknown"

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import tinker
 
 from deploy.local_service.launch import LocalService
 from tasks.service import LoraSettings, Service
@@ -48,11 +49,13 @@ class Kept:
         return _nll(data, logprobs)
 
 
-async def _step_in_doubt(trainer: Trainer) -> tuple[StepAnswer, str]:
-    """The first step of a client, and what is decided about it."""
+async def _step_in_doubt(
+    trainer: Trainer, adam: tinker.AdamParams = ADAM
+) -> tuple[StepAnswer, str]:
+    """The first step of a client, and what is decided about it; it moves scores by 1.9 nats."""
     witness, loss = Witness(counts=False), Kept()
     await witness.look(trainer, [_datum()])
-    answer = await trainer.step([_datum()], loss, ADAM)
+    answer = await trainer.step([_datum()], loss, adam)
     witness.compare(loss.logprobs)
     assert witness.repeats
     assert answer.loss_error is None
@@ -76,6 +79,20 @@ async def test_step_that_landed_and_whose_answer_is_gone_counts_once(
     assert not answer.abandoned
     scores = [(await trainer.forward([_datum()]))[0] for trainer in (undisturbed, disturbed)]
     assert np.array_equal(*scores)
+
+
+async def test_step_that_landed_and_hardly_moved_the_scores_stays_unknown(
+    faulty_service: LocalService,
+) -> None:
+    """Other scores to the last bit, on a service that repeats them: a replica's look the same."""
+    trainer = await _trainer(faulty_service.url)
+    request = f"{trainer.info.model_id}:{FIRST_STEP}"
+    gone = {"kind": "status", "status": 410, "error": "gone", "message": "no longer kept"}
+    _fault(faulty_service, {"path": "retrieve_future", "model": request, "actions": [gone]})
+
+    _, decision = await _step_in_doubt(trainer, tinker.AdamParams(learning_rate=1e-5, eps=1e-8))
+
+    assert decision == "unknown"
 
 
 async def test_step_that_failed_at_the_service_is_known_not_to_have_landed(
