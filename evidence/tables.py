@@ -152,6 +152,21 @@ _EVALUATOR_ID = _string("evaluator_id", "SHA-256 that identifies the frozen eval
 _INFO_JSON = _string("info_json", "Further facts of the row as one JSON object.", nullable=True)
 _SAMPLING_LOGPROB_DOC = "Log-probability under the policy that sampled the token, nats."
 
+_LABEL = _string("label", "Which evaluation: `base`, `step-000010`, `final`.")
+_EVALUATED = _integer("policy_version", "Optimizer steps done by the evaluated weights.")
+_MESSAGE = (
+    _integer("turn", "Agent turn the message belongs to, from 0."),
+    _string("role", "Who spoke: `system`, `user`, `assistant` or `tool`."),
+    _string("content", "What was said."),
+    _string("tool_name", "Tool that was called or that answers.", nullable=True),
+    _string("tool_args", "Arguments of the call as sent.", nullable=True),
+    _string("tool_error", "Error of the call.", nullable=True),
+    _string("stop_reason", "Why the policy stopped.", nullable=True),
+    _integer("token_start", "First token of the message in the sequence.", nullable=True),
+    _integer("token_end", "One past its last token.", nullable=True),
+)
+_MESSAGE_INDEX = _integer("message", "Index of the message in its episode, from 0.")
+
 _EPISODE_KEY = ("arm", "phase", "step", "group", "sample")
 _EPISODE = (_ARM, _PHASE, _STEP, _GROUP, _SAMPLE)
 _STEP_FILE = ("arm", "phase", "step")
@@ -383,8 +398,8 @@ EVALUATIONS = TableSchema(
     doc="One score of one held-out item. Invalid outputs are rows too.",
     columns=(
         _ARM,
-        _string("label", "Which evaluation: `base`, `step-000010`, `final`."),
-        _integer("policy_version", "Optimizer steps done by the evaluated weights."),
+        _LABEL,
+        _EVALUATED,
         _ITEM_ID,
         _METRIC,
         _SEED,
@@ -442,19 +457,17 @@ TURNS = TableSchema(
     partition=_STEP_FILE,
     key=(*_EPISODE_KEY, "message"),
     doc="One message of a multi-turn episode.",
-    columns=(
-        *_EPISODE,
-        _integer("message", "Index of the message in its episode, from 0."),
-        _integer("turn", "Agent turn the message belongs to, from 0."),
-        _string("role", "Who spoke: `system`, `user`, `assistant` or `tool`."),
-        _string("content", "What was said."),
-        _string("tool_name", "Tool that was called or that answers.", nullable=True),
-        _string("tool_args", "Arguments of the call as sent.", nullable=True),
-        _string("tool_error", "Error of the call.", nullable=True),
-        _string("stop_reason", "Why the policy stopped.", nullable=True),
-        _integer("token_start", "First token of the message in the sequence.", nullable=True),
-        _integer("token_end", "One past its last token.", nullable=True),
-    ),
+    columns=(*_EPISODE, _MESSAGE_INDEX, *_MESSAGE),
+)
+
+EVALUATION_TURNS = TableSchema(
+    name="evaluation_turns",
+    version=1,
+    kind="content",
+    partition=("arm", "label"),
+    key=("arm", "label", "policy_version", "item_id", "seed", "message"),
+    doc="One message of a multi-turn episode on a held-out item: what its scores rest on.",
+    columns=(_ARM, _LABEL, _EVALUATED, _ITEM_ID, _SEED, _MESSAGE_INDEX, *_MESSAGE),
 )
 
 RESCORING = TableSchema(
@@ -603,6 +616,7 @@ TABLES: Mapping[str, TableSchema] = MappingProxyType(
             OBSERVATIONS,
             DECISION,
             TURNS,
+            EVALUATION_TURNS,
             RESCORING,
             SUPPORTS,
             TEACHERS,

@@ -13,14 +13,14 @@ from evidence.evaluator import evaluator_id
 from evidence.gate import CheckResult, GateResult, GateStatus
 from evidence.run import TableRef
 from tasks.context import RunContext, require_graded, settle_all
+from tasks.evaluation_parts import CHUNK, EvaluationParts
 from tasks.failures import ModelLost
 from tasks.gate_answer import GateAnswer
+from tasks.rollout import turn_rows
 from tasks.sampling import ServiceSampler
 
 BASE = "base"
 FINAL = "final"
-_CHUNK = 8
-"""Items that are kept together; a killed evaluation repeats only unfinished chunks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,28 +124,27 @@ def _unknown_metrics(ctx: RunContext) -> list[CheckResult]:
 async def evaluate(ctx: RunContext, subject: Subject, label: str) -> TableRef:
     """Score every held-out item.
 
-    Reads and writes: parts of finished items, then `evaluations` and a file of predictions. Calls
-    the service. Safe to repeat: finished items are not asked again.
+    Reads and writes: parts of finished items, then `evaluations`, and `evaluation_turns` where
+    episodes have messages. Calls the service. Safe to repeat: finished items are not asked again.
     """
     key = (subject.arm, label)
     if ctx.run.has_table("evaluations", key=key):
         return ctx.run.table_ref("evaluations", key=key)
     identity, _ = freeze_evaluator(ctx)
-    chunks = [ctx.eval_ids[at : at + _CHUNK] for at in range(0, len(ctx.eval_ids), _CHUNK)]
-    missing = _missing(ctx, subject, label, len(chunks))
-    items = sum(len(chunks[index]) for index in missing)
-    scoring = Scoring(ctx, subject, label, identity, chunks=len(chunks))
+    parts = EvaluationParts.of(ctx, subject.arm, label)
+    missing = parts.missing()
+    items = sum(len(parts.portions[index]) for index in missing)
+    scoring = Scoring(ctx, subject, identity, parts)
     if missing:
         with ctx.timed(
             subject.arm, "eval", subject.policy_version, label, units=items, samples=items
         ):
             while missing:
-                await scoring.score([(index, chunks[index]) for index in missing])
-                missing = _missing(ctx, subject, label, len(chunks))
+                await scoring.score(missing)
+                missing = parts.missing()
     elif subject.arm == BASE and not ctx.timings(arm=BASE, what=label):
-        await _time_again(ctx, subject, label, chunks[0])
-    parts = ctx.run.assemble_parts(subject.arm, "eval", label, range(len(chunks)))
-    return parts["evaluations"]
+        await _time_again(ctx, subject, label, ctx.eval_ids[:CHUNK])
+    return parts.assemble()
 
 
 async def _time_again(ctx: RunContext, subject: Subject, label: str, items: Sequence[str]) -> None:
@@ -183,54 +182,52 @@ async def _episodes(
     return episodes
 
 
-def _missing(ctx: RunContext, subject: Subject, label: str, chunks: int) -> list[int]:
-    finished = set(ctx.run.parts(subject.arm, "eval", label))
-    return [index for index in range(chunks) if index not in finished]
-
-
 class Scoring:
-    """One evaluation; the wait for a lost policy is bounded while no chunk is finished."""
+    """One evaluation; the wait for a lost policy is bounded while no portion is finished."""
 
     def __init__(
-        self, ctx: RunContext, subject: Subject, label: str, identity: str, *, chunks: int
+        self, ctx: RunContext, subject: Subject, identity: str, parts: EvaluationParts
     ) -> None:
-        self._ctx, self._subject, self._label = ctx, subject, label
-        self._identity, self._chunks = identity, chunks
+        self._ctx, self._subject, self._identity, self._parts = ctx, subject, identity, parts
         self._patience = ctx.service.patience()
 
-    async def score(self, wanted: Sequence[tuple[int, Sequence[str]]]) -> None:
-        """Score chunks of items side by side; those that a lost policy leaves out stay missing."""
+    async def score(self, wanted: Sequence[int]) -> None:
+        """Score portions side by side; those that a lost policy leaves out stay missing."""
         try:
             await self._ask(wanted)
         except ModelLost as error:
             if error.failure is None or error.final:
                 raise
-            if len(_missing(self._ctx, self._subject, self._label, self._chunks)) < len(wanted):
+            if len(self._parts.missing()) < len(wanted):
                 self._patience.succeeded()
             await self._patience.wait(error.failure, f"evaluation of {self._subject.arm}")
 
-    async def _ask(self, wanted: Sequence[tuple[int, Sequence[str]]]) -> None:
+    async def _ask(self, wanted: Sequence[int]) -> None:
         sampler = await self._subject.open()
         try:
-            await settle_all([self._chunk(index, items, sampler) for index, items in wanted])
+            await settle_all([self._portion(index, sampler) for index in wanted])
         finally:
             await sampler.close()
 
-    async def _chunk(self, index: int, items: Sequence[str], sampler: ServiceSampler) -> None:
-        ctx, arm = self._ctx, self._subject.arm
-        episodes = await _episodes(ctx, items, sampler)
+    async def _portion(self, index: int, sampler: ServiceSampler) -> None:
+        ctx, parts = self._ctx, self._parts
+        episodes = await _episodes(ctx, parts.portions[index], sampler)
         place = {
-            "arm": arm,
-            "label": self._label,
+            "arm": parts.arm,
+            "label": parts.label,
             "policy_version": self._subject.policy_version,
             "seed": self._subject.seed,
-            "evaluator_id": self._identity,
         }
-        rows = [place | row for episode in episodes for row in _score_rows(ctx, episode)]
-        ctx.run.write_part(arm, "eval", self._label, index, {"evaluations": rows})
-        done = len(ctx.run.parts(arm, "eval", self._label)) * _CHUNK
-        total = len(ctx.eval_ids)
-        ctx.tell("eval", self._label, arm=arm, done=min(done, total), total=total)
+        scored = place | {"evaluator_id": self._identity}
+        tables = {
+            "evaluations": [scored | row for one in episodes for row in _score_rows(ctx, one)],
+            "evaluation_turns": [
+                place | {"item_id": one.item_id} | row for one in episodes for row in turn_rows(one)
+            ],
+        }
+        parts.keep(index, tables)
+        done, total = parts.items_done(), len(ctx.eval_ids)
+        ctx.tell("eval", parts.label, arm=parts.arm, done=done, total=total)
 
 
 def _seed(ctx: RunContext, item_id: str) -> int:
