@@ -1,19 +1,29 @@
 """Choose a few episodes of a run and read them, turn by turn and token by token, from its tables.
 
 The choice is deterministic, and `RULE` states it. Only tables are read: `rollouts`, `tokens`,
-`token_texts`, `turns`, and, where a teacher gave advantages, `rescoring` and `teachers`.
+`token_texts`, `turns`, and, where a teacher gave advantages, `rescoring` and `teachers`. Episodes
+on held-out items come from `evidence.transcripts_held_out`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from evidence.canonical import loads_strict
 from evidence.errors import InputError
 from evidence.run import Run
+from evidence.transcripts_held_out import read_held_out
+from evidence.transcripts_shown import (
+    MAX_ARMS,
+    MAX_CHARS,
+    MAX_TOKENS,
+    Message,
+    Piece,
+    Transcript,
+    message_of,
+)
 from evidence.values import as_mapping
 
 RULE = (
@@ -21,68 +31,18 @@ RULE = (
     "sample 0), the one with the highest and the one with the lowest reward. Ties go to the lowest "
     "group and sample; an episode is shown once."
 )
-MAX_ARMS = 4
-MAX_TOKENS = 2_000
-"""Sampled tokens of one episode that are shown."""
-MAX_CHARS = 6_000
-"""Characters of one message that are shown."""
 _MAX_PIECE = 200
 
 StepKey = tuple[str, str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """One sampled token as it is shown; several where they share a character.
-
-    Log-probabilities are in nats. `advantage` is None where the token is not trained.
-    """
-
-    text: str
-    token_ids: tuple[int, ...]
-    advantage: float | None
-    sampling_logprob: float | None
-    teacher_logprob: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One message. `pieces` are set on the policy's own; `hidden` characters or tokens are cut."""
-
-    role: str
-    turn: int
-    content: str
-    pieces: tuple[Piece, ...] = ()
-    hidden: int = 0
-    tool_name: str | None = None
-    tool_error: str | None = None
-    stop_reason: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Transcript:
-    """One chosen episode.
-
-    Attributes:
-        key: arm, phase and step.
-        why: why it was chosen.
-        rollout: its row of `rollouts`.
-        info: the environment's facts of it.
-        teacher: its row of `teachers`, empty where there is none.
-        messages: the prompt, then what was said in order.
-    """
-
-    key: StepKey
-    why: tuple[str, ...]
-    rollout: Mapping[str, Any]
-    info: Mapping[str, Any]
-    teacher: Mapping[str, Any]
-    messages: tuple[Message, ...]
-
-
 def read_transcripts(run: Run) -> list[Transcript]:
-    """Return the chosen episodes by arm, step, group and sample; none if none was sampled."""
-    return [found for key in _chosen_steps(run) for found in _of_step(run, key)]
+    """Return the chosen episodes by arm, step, group and sample, then those on held-out items.
+
+    None if there are no episodes.
+    """
+    sampled = [found for key in _chosen_steps(run) for found in _of_step(run, key)]
+    return [*sampled, *read_held_out(run)]
 
 
 def _chosen_steps(run: Run) -> list[StepKey]:
@@ -173,20 +133,13 @@ class _StepTables:
         yield Message("prompt", 0, prompt[:MAX_CHARS], hidden=max(0, len(prompt) - MAX_CHARS))
         room = MAX_TOKENS
         for row in self._turns.get(place) or [_only_turn(mask)]:
-            content = str(row["content"])
             positions = self._sampled(row, mask)
             shown = positions[:room]
             room -= len(shown)
-            cut = max(0, len(content) - MAX_CHARS)
-            yield Message(
-                role=str(row["role"]),
-                turn=int(row["turn"]),
-                content=content[:MAX_CHARS],
+            yield message_of(
+                row,
                 pieces=tuple(self._pieces(place, shown)),
-                hidden=len(positions) - len(shown) if positions else cut,
-                tool_name=row.get("tool_name"),
-                tool_error=row.get("tool_error"),
-                stop_reason=row.get("stop_reason"),
+                hidden_tokens=len(positions) - len(shown) if positions else None,
             )
 
     def _sampled(self, row: Mapping[str, Any], mask: Sequence[bool]) -> list[int]:

@@ -8,7 +8,16 @@ from typing import Any
 
 from evidence.report_style import STYLE, document
 from evidence.report_text import html_text, number
-from evidence.transcripts import MAX_ARMS, MAX_CHARS, MAX_TOKENS, RULE, Message, Piece, Transcript
+from evidence.transcripts import RULE
+from evidence.transcripts_held_out import RULE as HELD_OUT_RULE
+from evidence.transcripts_shown import (
+    MAX_ARMS,
+    MAX_CHARS,
+    MAX_TOKENS,
+    Message,
+    Piece,
+    Transcript,
+)
 from evidence.values import as_mapping
 
 BINS = 5
@@ -31,7 +40,7 @@ def transcripts_page(transcripts: Sequence[Transcript], *, title: str, run_id: s
     """
     scales = _scales(transcripts)
     articles = "\n".join(
-        _article(one, scales[one.key[0]], index=index)
+        _article(one, scales.get(one.key[0], 0.0), index=index)
         for index, one in enumerate(transcripts, start=1)
     )
     return document(
@@ -42,9 +51,11 @@ def transcripts_page(transcripts: Sequence[Transcript], *, title: str, run_id: s
 
 
 def _scales(transcripts: Sequence[Transcript]) -> dict[str, float]:
-    """Largest shown advantage of each arm, in absolute value: the darkest colour."""
+    """Largest shown advantage of each sampled arm, in absolute value: the darkest colour."""
     found: dict[str, float] = {}
     for one in transcripts:
+        if one.held_out:
+            continue
         values = [
             abs(piece.advantage)
             for message in one.messages
@@ -58,20 +69,41 @@ def _scales(transcripts: Sequence[Transcript]) -> dict[str, float]:
 def _head(
     transcripts: Sequence[Transcript], scales: Mapping[str, float], *, title: str, run_id: str
 ) -> str:
-    phases = sorted({one.key[1] for one in transcripts})
+    sampled = [one for one in transcripts if not one.held_out]
     return (
         '<header class="verdict"><p class="eyebrow">Transcripts of run '
         f"{html_text(run_id)}</p><h1>{html_text(title)}</h1>"
-        f"<p>{len(transcripts)} episodes of phase {html_text(', '.join(phases))}, chosen by rule "
-        f"and not by hand. {html_text(RULE)} At most {MAX_ARMS} arms, {number(MAX_TOKENS)} tokens "
-        f"an episode and {number(MAX_CHARS)} characters a message; what is left out is "
-        "counted.</p><p>Every token that the policy sampled is coloured by its advantage: what "
-        "training raises is blue, what it lowers is orange and underlined. Point at a token for "
-        "its numbers. Everything is read from the tables <code>rollouts</code>, "
-        "<code>tokens</code>, <code>token_texts</code>, <code>turns</code>, "
-        "<code>rescoring</code> and <code>teachers</code>.</p>"
+        f"<p>{len(transcripts)} episodes, chosen by rule and not by hand. At most {MAX_ARMS} arms, "
+        f"{number(MAX_TOKENS)} tokens an episode and {number(MAX_CHARS)} characters a message; "
+        f"what is left out is counted.</p>{_sampled(sampled)}"
         + "".join(_legend(arm, scale) for arm, scale in scales.items())
+        + _held_out(len(transcripts) - len(sampled))
         + "</header>"
+    )
+
+
+def _sampled(sampled: Sequence[Transcript]) -> str:
+    """How the episodes that training sampled are chosen and read."""
+    if not sampled:
+        return ""
+    phases = ", ".join(sorted({one.key[1] for one in sampled}))
+    return (
+        f"<p>{len(sampled)} are of phase {html_text(phases)}. {html_text(RULE)} Every token that "
+        "the policy sampled is coloured by its advantage: what training raises is blue, what it "
+        "lowers is orange and underlined. Point at a token for its numbers. They are read from "
+        "the tables <code>rollouts</code>, <code>tokens</code>, <code>token_texts</code>, "
+        "<code>turns</code>, <code>rescoring</code> and <code>teachers</code>.</p>"
+    )
+
+
+def _held_out(count: int) -> str:
+    """How the episodes on held-out items are chosen and read."""
+    if not count:
+        return ""
+    return (
+        f"<p>{count} are on held-out items, on which the verdict rests. {html_text(HELD_OUT_RULE)} "
+        "Nothing in them was trained on, so that they have no colours. They are read from the "
+        "tables <code>evaluations</code> and <code>evaluation_turns</code>.</p>"
     )
 
 
@@ -90,28 +122,40 @@ def _legend(arm: str, scale: float) -> str:
 
 def _article(one: Transcript, scale: float, *, index: int) -> str:
     arm, _, step = one.key
-    place = f"group {one.rollout['group']}, sample {one.rollout['sample']}"
+    if one.held_out:
+        heading = arm if arm == step else f"{arm}, {step} evaluation"
+    else:
+        heading = f"{arm}, step {step}"
     return (
         f'<section aria-labelledby="episode-{index}"><h2 id="episode-{index}">'
-        f"{html_text(arm)}, step {step}: {html_text(one.rollout['item_id'])}</h2>"
-        f'<p class="lead">{html_text(", ".join(one.why))} ({place})</p>'
+        f"{html_text(heading)}: {html_text(one.rollout['item_id'])}</h2>"
+        f'<p class="lead">{html_text(", ".join(one.why))}{_place(one)}</p>'
         f'<dl class="facts">{_facts(one)}</dl>{_words(one)}'
         + "".join(_message(message, scale) for message in one.messages)
         + "</section>"
     )
 
 
+def _place(one: Transcript) -> str:
+    if one.held_out:
+        return ""
+    return f" (group {one.rollout['group']}, sample {one.rollout['sample']})"
+
+
+_FACTS = {
+    "reward": "Reward",
+    "native_reward": "Native reward",
+    "advantage": "Group advantage",
+    "turns": "Turns",
+    "completion_tokens": "Sampled tokens",
+    "stop_reason": "Ended by",
+}
+
+
 def _facts(one: Transcript) -> str:
     """The episode's numbers as definitions."""
     row = one.rollout
-    pairs: dict[str, Any] = {
-        "Reward": row["reward"],
-        "Native reward": row.get("native_reward"),
-        "Group advantage": row.get("advantage"),
-        "Turns": row["turns"],
-        "Sampled tokens": row["completion_tokens"],
-        "Ended by": row["stop_reason"],
-    }
+    pairs: dict[str, Any] = {words: row[name] for name, words in _FACTS.items() if name in row}
     metrics = as_mapping(one.info.get("metrics"))
     pairs |= {name.replace("_", " "): value for name, value in sorted(metrics.items())}
     outcomes = as_mapping(as_mapping(one.info.get("info")).get("outcomes"))
