@@ -19,6 +19,7 @@ from prefect.settings import PREFECT_API_URL
 from prefect.states import Completed, Failed
 
 from evidence.errors import ConflictError, InputError, StoreError
+from evidence.ledger import LEDGER
 from evidence.run import Run
 from evidence.spec import Spec
 from flows import notices
@@ -49,7 +50,7 @@ _STATE_NAMES: Mapping[ExitKind, str] = {
     "capacity": OUT_OF_TIME,
     "service_refused": "ServiceRefused",
 }
-_HELD_FIELDS = ("lock", "lease")
+_HELD_FIELDS = ("lock", "lease", LEDGER)
 
 
 async def flow_run_of_deployment() -> FlowRun | None:
@@ -121,7 +122,7 @@ class Attempt:
                     outcome = await self._outcome(flow_run)
                 return await self._end(outcome, flow_run)
         except ConflictError as conflict:
-            if conflict.field in _HELD_FIELDS and "://" in self._request.run_dir:
+            if _is_held(conflict) and "://" in self._request.run_dir:
                 # The lease of an object store: most likely another process of this flow run.
                 raise Abort(str(conflict)) from None
             raise
@@ -194,10 +195,11 @@ class Attempt:
             return False
 
     def _seconds_left(self, flow_run: FlowRun) -> float | None:
-        """Of the wall-time budget, from the run's first start or, before it, the flow run's."""
-        run = self._run()
-        if run is not None and run.events("started"):
-            return run_seconds_left(run, Spec.parse(run.spec))
+        """Of the wall-time budget, from the run's first start or, where none is known, the flow run's."""
+        with contextlib.suppress(StoreError):  # what the run's start was is not to be had
+            run = self._run()
+            if run is not None and run.events("started"):
+                return run_seconds_left(run, Spec.parse(run.spec))
         budget = read_request(self._request).spec.budget.max_wall_minutes
         if budget is None:
             return None
@@ -209,3 +211,9 @@ class Attempt:
             return Run.open(self._path)
         except (InputError, OSError):
             return None
+
+
+def _is_held(conflict: ConflictError) -> bool:
+    """Whether another process holds the run, or has written to it since; a flawed ledger is none."""
+    flawed = conflict.field == LEDGER and "none missing" in conflict.expected
+    return conflict.field in _HELD_FIELDS and not flawed

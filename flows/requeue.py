@@ -3,19 +3,27 @@
 A flow cannot do that by returning a state: the engine takes a scheduled state for a crash. The
 state is set through the API instead, by force, and the process ends without reporting one. The
 flow run keeps its id, its parameters and its place in the list, and nothing runs while it waits.
+
+A server that cannot be reached is asked again for some minutes. After that the process ends all
+the same: the flow run's state stays as it was, and the sweeper, which finds no process behind it,
+sets it to start again.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Never
 from uuid import UUID
 
+import httpx
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State
-from prefect.exceptions import Abort
+from prefect.exceptions import Abort, ObjectNotFound, PrefectException
 from prefect.states import Scheduled
 
 from evidence.errors import InputError
@@ -32,6 +40,11 @@ SHORTEST_SECONDS = 30.0
 """A worker takes runs up to 10 s before they are due: sooner, two processes could meet."""
 USUAL_SECONDS = 900.0
 LONGEST_SECONDS = 6 * 3600.0
+TRIES = 31
+"""How often the server is asked to set the state: for five minutes, beside its client's own tries."""
+BETWEEN_TRIES_SECONDS = 10.0
+Sleep = Callable[[float], Awaitable[None]]
+_LOG = logging.getLogger(__name__)
 
 
 def seconds_until_next_attempt(retry_after: float | None) -> float:
@@ -80,7 +93,12 @@ def _seconds_from(variable: str) -> float | None:
 
 
 async def start_again_later(
-    flow_run_id: UUID, *, seconds: float, state_name: str, reason: str
+    flow_run_id: UUID,
+    *,
+    seconds: float,
+    state_name: str,
+    reason: str,
+    sleep: Sleep = asyncio.sleep,
 ) -> Never:
     """Schedule the flow run that this process carries out, and leave it.
 
@@ -89,12 +107,25 @@ async def start_again_later(
         seconds: how much later.
         state_name: what it is shown as while it waits.
         reason: one sentence, shown with the state.
+        sleep: waits some seconds.
 
     Raises:
         Abort: always; the engine ends the process with status 0 and reports no state of its own.
     """
+    for left in reversed(range(TRIES)):
+        try:
+            await _schedule(flow_run_id, seconds=seconds, state_name=state_name, reason=reason)
+            break
+        except (httpx.HTTPError, PrefectException) as error:
+            _LOG.warning("the state %s was not set: %r", state_name, error)
+            if isinstance(error, ObjectNotFound) or not left:
+                break  # it was deleted, or the sweeper will see that no process is left
+            await sleep(BETWEEN_TRIES_SECONDS)
+    raise Abort(reason)
+
+
+async def _schedule(flow_run_id: UUID, *, seconds: float, state_name: str, reason: str) -> None:
     due = datetime.now(UTC) + timedelta(seconds=seconds)
     state: State[Any] = Scheduled(name=state_name, message=reason, scheduled_time=due)
     async with get_client() as client:
         await client.set_flow_run_state(flow_run_id, state, force=True)
-    raise Abort(reason)

@@ -11,13 +11,18 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import fsspec
 import pytest
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.exceptions import Abort
 
 from evidence.errors import ConflictError, StoreError
+from evidence.lease import utc_now
+from evidence.ledger import Ledger, Shared
+from evidence.object_store import open_store
 from evidence.result import StructuredResult
 from evidence.run import Run
+from evidence.store import Store
 from flows import attempt as attempt_module
 from flows import requeue
 from flows.attempt import Attempt
@@ -46,7 +51,7 @@ Carried = Callable[..., Any]
 class World:
     """What an attempt did to the world around it."""
 
-    run_dir: Path
+    run_dir: Path | str
     told: list[tuple[Outcome, str]] = dataclasses.field(default_factory=list)
     again: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     worked: int = 0
@@ -163,6 +168,23 @@ def test_store_that_does_not_answer_is_waited_for(world: World) -> None:
     assert world.again[0]["state_name"] == "AwaitingService"
 
 
+def test_store_that_goes_away_for_good_is_waited_for(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even the run's start can be read: the budget counts from the flow run's."""
+    world.run(minutes_ago=BUDGET_MINUTES + 60)
+
+    def unreachable(self: Run, event: str | None = None) -> list[dict[str, Any]]:
+        raise StoreError("ledger", "timeout", "an object store that answers")
+
+    monkeypatch.setattr(Run, "events", unreachable)
+
+    with pytest.raises(Abort):
+        world.attempt()
+
+    assert world.again[0]["state_name"] == "AwaitingService"
+
+
 def test_wait_that_would_pass_the_budget_leaves_the_attempts_result(world: World) -> None:
     """9.5 of 10 minutes are used, waiting included, and the next attempt would be in 1."""
     world.run(minutes_ago=BUDGET_MINUTES - 0.5)
@@ -235,6 +257,33 @@ def test_second_process_of_the_same_flow_run_leaves(world: World, monkeypatch: A
         world.attempt()
 
     assert (world.worked, world.told) == (0, [])
+
+
+def _a_line_of_another(store: Store) -> None:
+    store.append_line("ledger.jsonl", b'{"n":1,"event":"x","token":2}', number=1)
+    Ledger(store, clock=utc_now, token=lambda: 1, shared=Shared()).append("y", {})
+
+
+def _a_line_that_is_missing(store: Store) -> None:
+    store.append_line("ledger.jsonl", b'{"n":2,"event":"x"}', number=2)
+    store.read_lines("ledger.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("happens", "ends"),
+    [(_a_line_of_another, Abort), (_a_line_that_is_missing, ConflictError)],
+)
+def test_process_that_was_passed_over_on_an_object_store_leaves(
+    happens: Callable[[Store], None], ends: type[BaseException], world: World
+) -> None:
+    """Another one of the flow run has written since; a ledger with a gap is an error instead."""
+    fsspec.filesystem("memory").store.clear()
+    with pytest.raises(ConflictError) as conflict:
+        happens(open_store("memory://bucket/runs/one"))
+    world.run_dir = "memory://bucket/runs"
+
+    with pytest.raises(ends):
+        world.attempt(ends=conflict.value)
 
 
 def test_run_that_another_program_works_on_is_an_error(world: World) -> None:
