@@ -1,8 +1,10 @@
 """The forced checks of a self-distilled arm, before any run: does its signal react, and where.
 
-Two episodes of the first training task are played. Each is scored under a prompt that holds the
-other one as the solution, and under its own unchanged prompt. The first must differ from the
-second; the second must give the sampler's own scores; the gradient must lie on sampled tokens only.
+Three episodes of the first training task are played, and the best stands as the solution for the
+other two. Each of those is scored under the teacher's frame with that solution and an empty
+feedback block, under the same frame with the solution's words taken out, and under its own
+unchanged prompt. The first must differ from the second by more than a repetition does; the third
+must give the sampler's own scores; the gradient must lie on sampled tokens only.
 """
 
 from __future__ import annotations
@@ -33,9 +35,14 @@ from tasks.trainer import Trainer
 from tasks.trajectories import TeacherPlan, Trajectory, planned
 
 GATE = "forced_checks"
-EPISODES = 2
+EPISODES = 3
+"""One to be shown, and two that are scored."""
+EMPTY_FEEDBACK = " "
+"""What stands in a feedback block that says nothing."""
 MIN_CHANGE_NATS = 1e-3
-"""Least mean change of the advantages when a solution is put into an empty prompt."""
+"""Least mean change of the advantages when a solution's words are put into an empty frame."""
+TIMES_REPEAT = 3.0
+"""The change is also at least so many times what scoring the same prompt twice differs by."""
 MAX_NOISE_NATS = 0.1
 """Largest mean difference between the sampler's scores and the teacher's of the same prompt."""
 MAX_ALIGNMENT_NATS = 0.05
@@ -80,18 +87,26 @@ async def _measured(ctx: RunContext, arm: ArmPlan, init_uri: str) -> dict[str, A
 async def _measure(ctx: RunContext, arm: ArmPlan, trainer: Trainer) -> dict[str, Any]:
     scorer = await trainer.publish(f"forced-{arm.name}")
     trajectories = await _episodes(ctx, arm, scorer)
-    both = paired_plans(ctx, arm, trajectories)
-    shown = await _scored(arm, [one.shown for one in both], scorer)
-    empty = await _scored(arm, [one.empty for one in both], scorer)
+    frames = framed_plans(ctx, arm, trajectories)
+    shown, shown_again, emptied, emptied_again, unchanged = [
+        await _scored(arm, plans, scorer)
+        for plans in (
+            *[[one.shown for one in frames]] * 2,
+            *[[one.emptied for one in frames]] * 2,
+            [one.unchanged for one in frames],
+        )
+    ]
     error = await alignment_error(
         [one.plan for one in shown], [one.aligned for one in shown], scorer
     )
     return {
-        "episodes": [_described(one) for one in shown],
-        "mean_abs_change": _mean_abs(
-            [a.advantages - b.advantages for a, b in zip(shown, empty, strict=True)]
-        ),
-        "mean_abs_without_context": _mean_abs([one.advantages for one in empty]),
+        "episodes": [_described(arm, one) for one in shown],
+        "mean_abs_change": _difference(shown, emptied),
+        "mean_abs_repeat": [
+            _difference(shown, shown_again),
+            _difference(emptied, emptied_again),
+        ],
+        "mean_abs_without_context": _mean_abs([one.advantages for one in unchanged]),
         "mean_abs_with_solution": _mean_abs([one.advantages for one in shown]),
         "alignment": error.to_record(),
         "gradient": await _gradient(arm, trainer, await _trained(arm, shown, scorer)),
@@ -128,20 +143,34 @@ async def _episodes(ctx: RunContext, arm: ArmPlan, scorer: ServiceSampler) -> li
 
 
 @dataclass(frozen=True, slots=True)
-class Paired:
-    """One trajectory with a solution in the teacher's prompt, and with nothing in it."""
+class Framed:
+    """What one attempt is scored under.
+
+    Attributes:
+        shown: the teacher's frame with a sibling as the solution, and an empty feedback block.
+        emptied: the same frame: headings, the sibling's roles and the closing line, no words.
+        unchanged: the attempt's own prompt.
+    """
 
     shown: TeacherPlan
-    empty: TeacherPlan
+    emptied: TeacherPlan
+    unchanged: TeacherPlan
 
 
-def paired_plans(ctx: RunContext, arm: ArmPlan, trajectories: Sequence[Trajectory]) -> list[Paired]:
-    """Each trajectory with the next one as its correct sibling, whatever its reward was."""
+def framed_plans(ctx: RunContext, arm: ArmPlan, trajectories: Sequence[Trajectory]) -> list[Framed]:
+    """The best trajectory as the solution of every other one, whatever its reward was.
+
+    Where any of them reaches the bar for solutions, the best does. Ties go to the first.
+    """
     source, settings = teacher_source(ctx), arm.advantage
-    pairs = []
-    for number, trajectory in enumerate(trajectories):
-        sibling = trajectories[(number + 1) % len(trajectories)]
-        shown = planned(trajectory, sibling, None, settings=settings, source=source)
+    best = max(trajectories, key=lambda one: one.reward)
+    wordless = replace(best, turns=tuple(replace(turn, content="") for turn in best.turns))
+    frames = []
+    for trajectory in (one for one in trajectories if one is not best):
+        shown, emptied = (
+            planned(trajectory, solution, EMPTY_FEEDBACK, settings=settings, source=source)
+            for solution in (best, wordless)
+        )
         unchanged = source.teacher_sequence(
             trajectory.sequence.tokens.tolist(),
             system_tokens=trajectory.system_tokens,
@@ -150,8 +179,8 @@ def paired_plans(ctx: RunContext, arm: ArmPlan, trajectories: Sequence[Trajector
             max_tokens=settings["max_teacher_tokens"],
             over_length=settings["over_length"],
         )
-        pairs.append(Paired(shown, TeacherPlan(trajectory, None, None, unchanged)))
-    return pairs
+        frames.append(Framed(shown, emptied, TeacherPlan(trajectory, None, None, unchanged)))
+    return frames
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,41 +245,38 @@ async def _trained(
     return found
 
 
-def _described(one: Scored) -> dict[str, Any]:
-    plan = one.plan
+def _described(arm: ArmPlan, one: Scored) -> dict[str, Any]:
+    plan, threshold = one.plan, arm.advantage["solution_threshold"]
+    solution = plan.solution
     return {
         "tokens": len(plan.trajectory.sequence.tokens),
         "trained_tokens": plan.trajectory.sequence.loss_tokens,
         "reward": plan.trajectory.reward,
         "teacher_tokens": None if plan.scored is None else len(plan.scored.tokens),
         "solution_shown": plan.scored is not None and plan.scored.solution_shown,
+        "solution_sample": None if solution is None else solution.sequence.sample,
+        "solution_reward": None if solution is None else solution.reward,
+        "solution_threshold": threshold,
+        "solution_reaches_threshold": solution is not None and solution.reward >= threshold,
     }
 
 
+def _difference(ones: Sequence[Scored], others: Sequence[Scored]) -> float | None:
+    return _mean_abs([a.advantages - b.advantages for a, b in zip(ones, others, strict=True)])
+
+
 def _mean_abs(parts: Sequence[np.ndarray[Any, np.dtype[np.float64]]]) -> float | None:
+    """Mean size in nats; None where there is no token, or one whose value is not finite."""
     values = np.abs(np.concatenate(list(parts)))
-    return float(values.mean()) if values.size else None
+    return float(values.mean()) if values.size and np.isfinite(values).all() else None
 
 
 def judged(arm: str, measured: dict[str, Any]) -> list[CheckResult]:
     """The checks of one arm, each measurement against its bound."""
-    change, noise = measured["mean_abs_change"], measured["mean_abs_without_context"]
-    alignment, gradient = measured["alignment"], measured["gradient"]
+    noise, gradient = measured["mean_abs_without_context"], measured["gradient"]
     return [
-        _check(
-            arm,
-            "solution_shown",
-            ok=all(one["solution_shown"] for one in measured["episodes"]),
-            bound="in every episode",
-            measured=[one["solution_shown"] for one in measured["episodes"]],
-        ),
-        _check(
-            arm,
-            "advantages_change_with_solution",
-            ok=change is not None and change >= MIN_CHANGE_NATS,
-            bound={"min_mean_abs_nats": MIN_CHANGE_NATS},
-            measured=change,
-        ),
+        _solution_shown(arm, measured["episodes"]),
+        _change(arm, measured),
         _check(
             arm,
             "unchanged_prompt_scores_as_sampled",
@@ -258,13 +284,7 @@ def judged(arm: str, measured: dict[str, Any]) -> list[CheckResult]:
             bound={"max_mean_abs_nats": MAX_NOISE_NATS},
             measured=noise,
         ),
-        _check(
-            arm,
-            "rescored_tokens_aligned",
-            ok=alignment["tokens"] > 0 and alignment["mean_abs"] <= MAX_ALIGNMENT_NATS,
-            bound={"max_mean_abs_nats": MAX_ALIGNMENT_NATS},
-            measured=alignment,
-        ),
+        _alignment(arm, measured["alignment"]),
         _check(
             arm,
             "gradient_on_sampled_tokens_alone",
@@ -275,13 +295,55 @@ def judged(arm: str, measured: dict[str, Any]) -> list[CheckResult]:
     ]
 
 
-def _check(arm: str, name: str, *, ok: bool, bound: Any, measured: Any) -> CheckResult:
-    reason = None if ok else f"{arm}: {name}: measured {measured}, expected {bound}"
+def _solution_shown(arm: str, episodes: Sequence[dict[str, Any]]) -> CheckResult:
+    """Whether the sibling was good enough for training is recorded, and is no condition."""
+    told = ("solution_shown", "solution_reward", "solution_reaches_threshold")
+    return _check(
+        arm,
+        "solution_shown",
+        ok=bool(episodes) and all(one["solution_shown"] for one in episodes),
+        bound="in every episode",
+        measured=[{name: one[name] for name in told} for one in episodes],
+    )
+
+
+def _change(arm: str, measured: dict[str, Any]) -> CheckResult:
+    """A change that repeating the same request would also show is none."""
+    change, repeats = measured["mean_abs_change"], measured["mean_abs_repeat"]
+    known = [repeat for repeat in repeats if repeat is not None]
+    least = max([MIN_CHANGE_NATS, *[TIMES_REPEAT * repeat for repeat in known]])
+    return _check(
+        arm,
+        "advantages_change_with_solution",
+        ok=change is not None and len(known) == len(repeats) and change >= least,
+        bound={"min_mean_abs_nats": least, "repeats_differ_by_nats": repeats},
+        measured=change,
+    )
+
+
+def _alignment(arm: str, alignment: dict[str, Any]) -> CheckResult:
+    unanswered, tokens = alignment["unanswered"], alignment["tokens"]
+    missing = f"{unanswered} of {unanswered + tokens} trained tokens have no log-probability"
+    return _check(
+        arm,
+        "rescored_tokens_aligned",
+        ok=unanswered == 0 < tokens and alignment["mean_abs"] <= MAX_ALIGNMENT_NATS,
+        bound={"max_mean_abs_nats": MAX_ALIGNMENT_NATS, "max_unanswered": 0},
+        measured=alignment,
+        words=missing if unanswered else None,
+    )
+
+
+def _check(
+    arm: str, name: str, *, ok: bool, bound: Any, measured: Any, words: str | None = None
+) -> CheckResult:
+    """One check; ``words`` say what is wrong where the numbers alone do not."""
+    problem = words or f"measured {measured}, expected {bound}"
     return CheckResult(
         check=name,
         status="passed" if ok else "failed",
         path=arm,
-        reason=reason,
+        reason=None if ok else f"{arm}: {name}: {problem}",
         tolerance=bound,
         measured=measured,
     )

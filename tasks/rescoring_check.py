@@ -21,12 +21,14 @@ class AlignmentError:
 
     Attributes:
         tokens: compared.
+        unanswered: not compared, because one of the two ways gave no finite value.
         turns: agent turns they come from.
         max_abs: largest difference in nats.
         mean_abs: mean difference in nats.
     """
 
     tokens: int
+    unanswered: int
     turns: int
     max_abs: float
     mean_abs: float
@@ -35,6 +37,7 @@ class AlignmentError:
         """Return a JSON object with every field."""
         return {
             "tokens": self.tokens,
+            "unanswered": self.unanswered,
             "turns": self.turns,
             "max_abs": self.max_abs,
             "mean_abs": self.mean_abs,
@@ -54,7 +57,8 @@ async def alignment_error(
     """Score every turn again by itself, and compare.
 
     A turn's context ends with the turn, so its values are the last ones of the answer: no offset
-    between the two sequences is needed, and none can be wrong.
+    between the two sequences is needed, and none can be wrong. A token that the service gave no
+    value is counted, and left out of the means.
     """
     differences: list[float] = []
     turns = 0
@@ -71,23 +75,29 @@ async def alignment_error(
         for start, recomputed in again:
             ours = values.teacher_logprobs_T[start - 1 : start - 1 + len(recomputed)].tolist()
             differences += [abs(a - b) for a, b in zip(ours, recomputed, strict=True)]
-    found = np.array(differences, dtype=np.float64)
+    every = np.array(differences, dtype=np.float64)
+    found = every[np.isfinite(every)]
     return AlignmentError(
-        tokens=len(differences),
+        tokens=found.size,
+        unanswered=every.size - found.size,
         turns=turns,
-        max_abs=float(found.max()) if differences else 0.0,
-        mean_abs=float(found.mean()) if differences else 0.0,
+        max_abs=float(found.max()) if found.size else 0.0,
+        mean_abs=float(found.mean()) if found.size else 0.0,
     )
 
 
 async def recomputed_turn(
     plan: TeacherPlan, start: int, end: int, scorer: ServiceSampler
 ) -> tuple[int, list[float]]:
-    """One turn's start and the log-probabilities of its tokens, NaN where there is none."""
+    """One turn's start and the log-probabilities of its tokens, NaN where there is none.
+
+    An answer that is shorter than what was asked for leaves out the last tokens.
+    """
     if plan.scored is None:
         raise ValueError("a trajectory without a teacher's sequence has no turn to score")
     prefix = plan.scored.tokens[: plan.scored.prefix_tokens]
     rest = plan.trajectory.sequence.tokens[plan.trajectory.system_tokens : end].tolist()
-    answer = await scorer.compute_logprobs([*prefix, *rest])
-    last = answer[len(answer) - (end - start) :]
+    asked = [*prefix, *rest]
+    answer = await scorer.compute_logprobs(asked)
+    last = [*answer, *[None] * (len(asked) - len(answer))][start - end :]
     return start, [float("nan") if value is None else value for value in last]
