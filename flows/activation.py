@@ -1,7 +1,8 @@
 """The activation gate with its registered fallbacks: tried in their order, the first that passes.
 
 A failed gate is never relaxed. What is changed is the experiment, by one of the changes that were
-registered beforehand, and that is a deviation which is posted before anything is trained.
+registered beforehand, and that is a deviation which is posted before anything is trained. A change
+that cannot act on what failed is not tried: it would only be another draw at the same bound.
 """
 
 from __future__ import annotations
@@ -14,7 +15,15 @@ from evidence.gate import GateResult
 from evidence.result import StructuredResult
 from flows import steps
 from tasks.context import RunContext
-from tasks.fallbacks import adoption, calibration_phase, calibration_refusal, changed
+from tasks.fallbacks import (
+    adoption,
+    calibration_phase,
+    calibration_refusal,
+    changed,
+    left_out,
+    unsuited,
+)
+from tasks.gate_answer import GateAnswer
 from tasks.learner import Learner
 
 if TYPE_CHECKING:
@@ -32,7 +41,8 @@ async def pass_activation(
 ) -> None:
     """Ask the activation gate; where it fails, try the fallbacks, and go on with the first passing.
 
-    Each answer is a gate record of its own, so that a later process knows how far this got.
+    Each answer is a gate record of its own, so that a later process knows how far this got; a
+    fallback that is not tried has one too, with the plan's answer and the reason.
 
     Raises:
         GateStopped: if neither the plan nor a fallback passes.
@@ -42,17 +52,24 @@ async def pass_activation(
     records = ctx.run.gate_records(GATE)
     while records[-1].status == "failed" and len(records) <= len(ctx.execution.fallbacks):
         number = len(records)
-        refusal = calibration_refusal(ctx, number - 1)
-        if refusal is not None:
-            ctx.run.append("calibration_refused", number=number, reason=refusal)
-            break
-        await keeper.put(GATE, partial(steps.CALIBRATION, ctx, init_uri, number))
+        if unsuited(ctx, number, records[0]) is not None:
+            await keeper.put(GATE, partial(_left_out, ctx, number, records[0]))
+        else:
+            refusal = calibration_refusal(ctx, number, records[0])
+            if refusal is not None:
+                ctx.run.append("calibration_refused", number=number, reason=refusal)
+                break
+            await keeper.put(GATE, partial(steps.CALIBRATION, ctx, init_uri, number))
         records = ctx.run.gate_records(GATE)
     if len(records) > 1 and records[-1].status != "failed":
         _adopt(ctx, result, len(records) - 1, records[0])
         for learner in learners:
             learner.arm = ctx.arm(learner.arm.name)
     keeper.act(records[-1])
+
+
+async def _left_out(ctx: RunContext, number: int, failed: GateResult) -> GateAnswer:
+    return left_out(ctx, number, failed)
 
 
 def _adopt(ctx: RunContext, result: StructuredResult, number: int, failed: GateResult) -> None:

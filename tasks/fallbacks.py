@@ -1,9 +1,13 @@
-"""The registered fallbacks of a failed activation gate: what each changes, and how it is tried."""
+"""The registered fallbacks of a failed activation gate: what each changes, and how it is tried.
+
+Every pilot draws its episodes anew. A fallback that cannot act on a metric would only give that
+metric another chance at the same bound, so it is tried only where it can act on all that failed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,6 +20,22 @@ from tasks.pilot import check_activation, pilot_steps
 from tasks.wall_cap import CapReached, WallCap
 
 FROZEN_TEACHER = "frozen_initial_teacher"
+
+_OF_TEACHER = frozenset({"sdpo_frac_tokens_abs_adv_gt_0.1", "sdpo_mean_abs_token_adv"})
+"""Metrics of what a teacher says of each token."""
+_OF_UPDATES = frozenset(
+    {
+        "dppo_masked_token_fraction",
+        "policy_drift_abs_p_q90",
+        "grpo_clip_fraction",
+        "epoch2_dppo_masked_token_fraction",
+        "epoch2_ppo_counterfactual_clip_fraction",
+        "epoch2_policy_drift_abs_p_q90",
+    }
+)
+"""Metrics of the main piloted arm's updates, which follow from its advantages."""
+_OF_EPISODES = frozenset({"grpo_frac_groups_nonzero_adv", "sdpo_frac_trajectories_with_feedback"})
+"""Metrics of how episodes end, what they earn, and whether a teacher's sequence has room."""
 
 
 def calibration_phase(number: int) -> str:
@@ -68,17 +88,65 @@ def changed(execution: ExecutionFile, fallback: Fallback) -> Change:
     )
 
 
-def calibration_refusal(ctx: RunContext, tried: int) -> str | None:
+def acts_on(ctx: RunContext, fallback: Fallback) -> frozenset[str]:
+    """The gate's metrics that a fallback can change by what it changes, not by new episodes.
+
+    Neither acts on whether a judge can be read, on the model, or on the number of updates. In a
+    pilot of one step the frozen initial teacher is the very policy that sampled.
+    """
+    if fallback.kind != FROZEN_TEACHER:
+        return _OF_EPISODES | _OF_TEACHER | _OF_UPDATES
+    if pilot_steps(ctx) < 2:
+        return frozenset()
+    main = ctx.arm(ctx.execution.pilot.arms[0])
+    return _OF_TEACHER | _OF_UPDATES if main.distils else _OF_TEACHER
+
+
+def unsuited(ctx: RunContext, number: int, failed: GateResult) -> str | None:
+    """Why the fallback of that number, from 1, is not to be tried; None if it may be.
+
+    Fallbacks are alternatives, so what failed is always what failed as planned. A failure that is
+    of no metric, such as a loss that cannot be computed, is left to every fallback.
+    """
+    fallback = ctx.execution.fallbacks[number - 1]
+    missed = {check.check for check in failed.checks if check.status == "failed"}
+    beyond = sorted(missed - acts_on(ctx, fallback))
+    if not beyond:
+        return None
+    return f"fallback {number} ({fallback.kind}) cannot act on {', '.join(beyond)}: not tried"
+
+
+def left_out(ctx: RunContext, number: int, failed: GateResult) -> GateAnswer:
+    """The gate's answer in the place of a fallback that is not tried: that of the plan stands.
+
+    Args:
+        ctx: the run as planned.
+        number: of the fallback, from 1.
+        failed: the answer of the plan.
+    """
+    why = [unsuited(ctx, one, failed) for one in range(1, number + 1)]
+    reasons = (*failed.reasons, *[reason for reason in why if reason is not None])
+    return GateAnswer(replace(failed, reasons=reasons))
+
+
+def suited(ctx: RunContext, failed: GateResult) -> list[int]:
+    """Numbers of the fallbacks that can act on all that failed, in their order."""
+    numbers = range(1, len(ctx.execution.fallbacks) + 1)
+    return [number for number in numbers if unsuited(ctx, number, failed) is None]
+
+
+def calibration_refusal(ctx: RunContext, number: int, failed: GateResult) -> str | None:
     """Why no further fallback may be tried; None if one may.
 
     Args:
         ctx: the run.
-        tried: fallbacks tried so far.
+        number: of the fallback that would be next, from 1.
+        failed: the answer of the plan.
     """
     limits = ctx.execution.calibration
     if limits is None:
         return "no calibration is registered"
-    steps = pilot_steps(ctx)
+    steps, tried = pilot_steps(ctx), sum(one < number for one in suited(ctx, failed))
     if (tried + 1) * steps > limits.max_steps:
         return (
             f"{tried * steps} of {limits.max_steps} calibration steps are used, one takes {steps}"
@@ -125,12 +193,24 @@ async def try_fallback(ctx: RunContext, init_uri: str, number: int) -> GateAnswe
 
 
 def adoption(ctx: RunContext, number: int, failed: GateResult) -> dict[str, Any]:
-    """The deviation that going on with a fallback is, in the contract's form."""
+    """The deviation that going on with a fallback is, in the contract's form.
+
+    Its reason says which attempt at the gate passed, and how many there could have been.
+
+    Args:
+        ctx: the run as planned.
+        number: of the fallback that passed, from 1.
+        failed: the answer of the plan.
+    """
     fallback = ctx.execution.fallbacks[number - 1]
     change = changed(ctx.execution, fallback)
-    reasons = "; ".join(failed.reasons)
+    possible = suited(ctx, failed)
+    attempt = 2 + sum(one < number for one in possible)
+    omitted = [unsuited(ctx, one, failed) for one in range(1, number)]
+    notes = "".join(f" ({note})" for note in omitted if note is not None)
     reason = (
-        f"The activation gate failed as planned ({reasons}); fallback {number} is the first of the "
-        f"registered ones that did not. {fallback.source}"
+        f"The activation gate failed as planned ({'; '.join(failed.reasons)}); fallback {number} "
+        f"is the first of the registered ones that did not, in attempt {attempt} of at most "
+        f"{len(possible) + 1}{notes}. {fallback.source}"
     )
     return {**change.deviation, "reason": reason}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import pytest
 from deploy.local_service.launch import LocalService
 from evidence.errors import InputError
 from evidence.execution import ExecutionFile
-from evidence.gate import GateResult, GateStatus
+from evidence.gate import CheckResult, GateResult, GateStatus
 from evidence.result import StructuredResult
 from evidence.run import Run
 from evidence.spec import Spec
@@ -41,7 +41,8 @@ def _execution(**changes: Any) -> ExecutionFile:
     document = retail_spec.spec()
     given = {"fallbacks": FALLBACKS, "calibration": CALIBRATION} | changes
     made = retail_spec.execution(document, **given)
-    made["pilot"]["steps"] = 2
+    if "pilot" not in changes:
+        made["pilot"]["steps"] = 2
     return ExecutionFile.parse(made)
 
 
@@ -61,15 +62,19 @@ def _context(folder: Path, **changes: Any) -> RunContext:
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
-    """Let the planned pilot and each fallback answer as said; returns which were asked."""
+    """Let the planned pilot and each fallback answer as said; returns which were asked.
 
-    def give(*statuses: GateStatus) -> list[int]:
+    Every answer has one check for each of the metrics in ``missed``, with the answer's status.
+    """
+
+    def give(*statuses: GateStatus, missed: Sequence[str] = ()) -> list[int]:
         asked: list[int] = []
 
         async def answer(number: int) -> GateAnswer:
             asked.append(number)
             reasons = () if statuses[number] == "passed" else (f"try {number} did not pass",)
-            return GateAnswer(GateResult("activation", statuses[number], reasons))
+            checks = tuple(CheckResult(name, statuses[number]) for name in missed)
+            return GateAnswer(GateResult("activation", statuses[number], reasons, checks))
 
         async def planned(*_: Any) -> GateAnswer:
             return await answer(0)
@@ -119,7 +124,10 @@ def test_first_fallback_that_passes_is_the_deviation(
         "objective",
         "the teacher is the frozen initial policy",
     )
-    assert "try 0 did not pass" in deviation["reason"]
+    assert deviation["reason"] == (
+        "The activation gate failed as planned (try 0 did not pass); fallback 1 is the first of "
+        "the registered ones that did not, in attempt 2 of at most 3. As planned."
+    )
     assert result.current["original_hypothesis_tested"] is False
     assert learner.arm.advantage["teacher"] == "initial"
     assert (ctx.pilot_phase, ctx.execution.rollout.max_turns) == ("calibration-1", 3)
@@ -210,6 +218,106 @@ def test_missing_evidence_is_no_reason_to_try_anything_else(
         _pass(_context(tmp_path))
 
     assert asked == [0]
+
+
+GROUPS = "grpo_frac_groups_nonzero_adv"
+JUDGE = "judge_parse_success_rate"
+GAP = "sdpo_mean_abs_token_adv"
+
+
+def test_fallback_that_cannot_act_on_what_failed_is_not_tried(
+    tmp_path: Path, answers: Callable[..., list[int]]
+) -> None:
+    """Another teacher does not change rewards; more turns may, and are the second of two tries."""
+    asked = answers("failed", "passed", "passed", missed=[GROUPS])
+    ctx = _context(tmp_path)
+
+    result, learner = _pass(ctx)
+
+    assert asked == [0, 2]
+    assert [one.reasons for one in ctx.run.gate_records("activation")] == [
+        ("try 0 did not pass",),
+        (
+            "try 0 did not pass",
+            f"fallback 1 (frozen_initial_teacher) cannot act on {GROUPS}: not tried",
+        ),
+        (),
+    ]
+    (deviation,) = result.current["deviations"]
+    assert deviation["reason"] == (
+        "The activation gate failed as planned (try 0 did not pass); fallback 2 is the first of "
+        "the registered ones that did not, in attempt 2 of at most 2 (fallback 1 "
+        f"(frozen_initial_teacher) cannot act on {GROUPS}: not tried). As planned."
+    )
+    assert learner.arm.advantage["teacher"] == "current"
+
+
+def test_fallback_that_is_not_tried_uses_no_calibration_steps(
+    tmp_path: Path, answers: Callable[..., list[int]]
+) -> None:
+    """Two steps allow for one pilot of two steps: that of the second fallback."""
+    asked = answers("failed", "passed", "passed", missed=[GROUPS])
+
+    _pass(_context(tmp_path, calibration=CALIBRATION | {"max_steps": 2}))
+
+    assert asked == [0, 2]
+
+
+@pytest.mark.parametrize("missed", [[JUDGE], [GAP, JUDGE], ["executed_base_model"]])
+def test_run_stops_where_every_fallback_would_only_draw_again(
+    tmp_path: Path, answers: Callable[..., list[int]], missed: list[str]
+) -> None:
+    """One metric out of reach is enough: passing it the next time would be luck."""
+    asked = answers("failed", "passed", "passed", missed=missed)
+    ctx = _context(tmp_path)
+
+    with pytest.raises(GateStopped, match="activation: failed"):
+        _pass(ctx)
+
+    assert asked == [0]
+    last = ctx.run.gate_records("activation")[-1]
+    assert last.reasons == (
+        "try 0 did not pass",
+        f"fallback 1 (frozen_initial_teacher) cannot act on {missed[-1]}: not tried",
+        f"fallback 2 (max_turns) cannot act on {missed[-1]}: not tried",
+    )
+    assert [check.check for check in last.checks] == missed
+
+
+def test_teachers_metric_is_left_to_both_fallbacks(
+    tmp_path: Path, answers: Callable[..., list[int]]
+) -> None:
+    asked = answers("failed", "failed", "passed", missed=[GAP])
+
+    result, _ = _pass(_context(tmp_path))
+
+    assert asked == [0, 1, 2]
+    assert "in attempt 3 of at most 3. " in result.current["deviations"][0]["reason"]
+
+
+def test_frozen_teacher_changes_nothing_in_a_pilot_of_one_step(
+    tmp_path: Path, answers: Callable[..., list[int]]
+) -> None:
+    """Before the first update the policy that sampled is the initial one."""
+    asked = answers("failed", "passed", "passed", missed=[GAP])
+    ctx = _context(tmp_path, pilot={"arm": "sdpo", "steps": 1, "other_arms": ["grpo"]})
+
+    _pass(ctx)
+
+    assert asked == [0, 2]
+
+
+def test_unsuited_fallbacks_are_not_tried_after_a_restart_either(
+    tmp_path: Path, answers: Callable[..., list[int]]
+) -> None:
+    asked = answers("failed", "passed", "passed", missed=[JUDGE])
+
+    for _ in range(2):
+        with pytest.raises(GateStopped):
+            _pass(_context(tmp_path))
+
+    assert asked == [0]
+    assert len(_context(tmp_path).run.gate_records("activation")) == 3
 
 
 @pytest.mark.parametrize(
