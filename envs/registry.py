@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tinker_cookbook.renderers import Renderer
@@ -14,6 +15,8 @@ from envs.protocols import Environment
 from envs.rendering import ChatRenderer, make_renderer
 from envs.retail.environment import RetailEnvironment, RetailSettings
 from envs.served import Partner
+from envs.served_judge import TEMPLATE_ID as JUDGE_TEMPLATE
+from envs.served_user import TEMPLATE_ID as USER_TEMPLATE
 from envs.tau_retail import TauRetailEnvironment, TauSettings
 
 
@@ -41,10 +44,15 @@ def make_environment(
         partners: served models, by `simulator` and `judge`; the deterministic ones where missing.
 
     Raises:
-        EnvInputError: if the name is unknown, a setting is wrong or data is missing.
+        EnvInputError: if the name is unknown, a setting is wrong, a partner is one that the
+            environment never asks, or data is missing.
     """
     if name not in _MAKERS:
         raise EnvInputError("environment.name", name, f"one of {', '.join(environment_names())}")
+    for role in partners or {}:
+        if role not in partner_templates(name):
+            expected = f"nothing served in this role: environment {name} never asks it"
+            raise EnvInputError(f"{role}.kind", "served", expected)
     chat = (
         make_renderer(renderer, tokenizer)
         if isinstance(renderer, str)
@@ -64,6 +72,11 @@ def make_environment(
 def environment_names() -> tuple[str, ...]:
     """Names that `make_environment` knows."""
     return tuple(sorted(_MAKERS))
+
+
+def partner_templates(name: str) -> Mapping[str, str]:
+    """Roles that an environment may have played by a served model, each with the id of its prompt."""
+    return _SERVED.get(name, MappingProxyType({}))
 
 
 def has_teacher(name: str) -> bool:
@@ -131,4 +144,10 @@ _MAKERS: dict[str, Callable[[_Inputs], Environment]] = {
     "retail": _retail,
     "tau_retail": _tau_retail,
 }
+_SERVED: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "retail": MappingProxyType({"judge": JUDGE_TEMPLATE}),
+        "tau_retail": MappingProxyType({"simulator": USER_TEMPLATE, "judge": JUDGE_TEMPLATE}),
+    }
+)
 _WITH_TEACHER = frozenset({"retail", "tau_retail"})

@@ -139,13 +139,22 @@ class Partner:
         return words, tuple(f"{self.role}_{error.problem}" for error in failures)
 
     def _text(self, reply: SampledSequence) -> str:
-        """The final text of an answer, reasoning left out."""
+        """The final text of an answer, reasoning left out.
+
+        A service may leave out the stop token at which it stopped; the renderer needs it to tell
+        the parts of an answer apart.
+        """
+        tokens, stop = list(reply.tokens), self.renderer.stop_tokens()
+        if reply.stop_reason == "stop" and not (tokens and tokens[-1] in stop):
+            tokens.append(stop[0])
         try:
-            parsed = self.renderer.parse(reply.tokens)
+            parsed = self.renderer.parse(tokens)
         except RendererError as error:
             raise AnswerError("unreadable", f"unreadable tokens ({error})") from error
         if not parsed.stopped:
-            raise AnswerError("cut", "cut at the length limit")
+            if reply.stop_reason == "length":
+                raise AnswerError("cut", "cut at the length limit")
+            raise AnswerError("unreadable", "unreadable tokens (no end of the answer)")
         return storable(parsed.text)
 
     def provenance(self) -> dict[str, Any]:
@@ -155,6 +164,7 @@ class Partner:
             "model": self.model,
             "prompt_template": self.prompt_template,
             "renderer": self.renderer.name,
+            "current_date": getattr(self.renderer.renderer, "current_date", None),
             "temperature": self.temperature,
             "max_tokens": self.max_tokens,
             "max_attempts": self.max_attempts,

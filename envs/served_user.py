@@ -3,6 +3,9 @@
 from envs.conversation import STOP_TEXT, UserReply, clipped
 from envs.served import AnswerError, Partner
 
+TEMPLATE_ID = "tau-user-v1"
+"""Id of tau-bench's own prompt for its users, with `GREETING` before the first message."""
+
 GREETING = "Hi! How can I help you today?"
 """What the agent is taken to have said before the user's first message."""
 

@@ -13,14 +13,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from envs import conversation, data_order, dialogue, served, served_judge, tool_calls, xml_calls
+from envs import data_order, instruction_user, tau_package
 from envs.conversation import DIMENSIONS, Judge, Judgement, ToolResult, User, clipped
 from envs.dialogue import Scene, play, turn_seed
 from envs.errors import EnvInputError
+from envs.grading_code import conversation_sha256, partner_records
 from envs.instruction_user import InstructionUser
 from envs.protocols import CanaryResult, Episode, EpisodeSettings, Item, Sampler
-from envs.provenance import code_sha256
 from envs.rendering import ChatRenderer
+from envs.retail import rule_judge
 from envs.retail.rule_judge import RuleJudge
 from envs.served import Partner
 from envs.served_judge import ServedJudge
@@ -225,14 +226,14 @@ class TauRetailEnvironment(SystemTeacher):
         self, *, settings: EpisodeSettings, item_ids: Sequence[str]
     ) -> dict[str, Any]:
         """What determines a score, as plain JSON data."""
-        partners = [self._simulator, self._judge_partner]
+        partners = {"simulator": self._simulator, "judge": self._judge_partner}
         return {
-            "code_sha256": code_sha256(_grading_modules()),
+            "code_sha256": conversation_sha256(_own_modules(), **partners),
             "prompt_template": json.dumps(
                 {
                     "renderer": self._renderer.name,
                     "system": self.system,
-                    "partners": [one.provenance() if one else None for one in partners],
+                    "partners": partner_records(**partners),
                 },
                 sort_keys=True,
             ),
@@ -303,18 +304,7 @@ def _flags(split: str, index: int) -> dict[str, bool]:
     }
 
 
-def _grading_modules() -> list[ModuleType]:
-    """Every module whose code takes part in a score; the package's own is in the data digest."""
-    found = [
-        inspect.getmodule(_flags),
-        inspect.getmodule(RuleJudge),
-        inspect.getmodule(InstructionUser),
-        inspect.getmodule(ServedUser),
-        conversation,
-        dialogue,
-        served,
-        served_judge,
-        tool_calls,
-        xml_calls,
-    ]
+def _own_modules() -> list[ModuleType]:
+    """This environment's modules; the package's own are in the data digest."""
+    found = [inspect.getmodule(_own_modules), instruction_user, rule_judge, tau_package]
     return [module for module in found if module is not None]

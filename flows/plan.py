@@ -12,6 +12,7 @@ from evidence.profile import ScaledPlan
 from evidence.spec import Spec, unresolved
 from flows.catalog import resolved_from
 from flows.distillation import refuse_distillation
+from flows.partners import refuse_partners
 from tasks.patience import RetryPolicy
 from tasks.progress import Progress, silent
 from tasks.service_settings import ServiceSettings
@@ -112,6 +113,7 @@ def refuse_unsupported(spec: Spec, execution: ExecutionFile) -> None:
         if divergence and divergence.startswith("topk"):
             expected = "a binary form: masks over the top K are not carried out in a run"
             raise InputError(f"arms.{name}.loss.divergence", divergence, expected)
+    refuse_partners(execution)
     refuse_distillation(execution)
     check_warm_start(execution)
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Literal
 
-from envs import conversation, data_order, dialogue, tool_calls
+from envs import conversation, data_order
 from envs.conversation import DIMENSIONS, Judge, Judgement, User, World
 from envs.dialogue import Scene, play
 from envs.errors import EnvInputError
+from envs.grading_code import conversation_sha256, partner_records
 from envs.protocols import CanaryResult, Episode, EpisodeSettings, Item, Sampler
-from envs.provenance import code_sha256, text_sha256
+from envs.provenance import text_sha256
 from envs.rendering import ChatRenderer
 from envs.retail import data, rule_judge, scripted_user, tasks, tools
 from envs.retail.audit import generation_report
@@ -98,6 +99,7 @@ class RetailEnvironment(SystemTeacher):
         self.settings = settings
         self._renderer = renderer
         self._seed = seed
+        self._judge_partner = judge
         self._judge: Judge = (
             ServedJudge(judge) if judge else RuleJudge(writes=WRITES, transfer=TRANSFER)
         )
@@ -169,10 +171,16 @@ class RetailEnvironment(SystemTeacher):
         self, *, settings: EpisodeSettings, item_ids: Sequence[str]
     ) -> dict[str, Any]:
         """What determines a score, as plain JSON data."""
+        partners = {"simulator": None, "judge": self._judge_partner}
         return {
-            "code_sha256": code_sha256(_grading_modules(self._judge)),
+            "code_sha256": conversation_sha256(_own_modules(), **partners),
             "prompt_template": json.dumps(
-                {"renderer": self._renderer.name, "system": self.system}, sort_keys=True
+                {
+                    "renderer": self._renderer.name,
+                    "system": self.system,
+                    "partners": partner_records(**partners),
+                },
+                sort_keys=True,
             ),
             "decoding": {**settings.decoding(), "stop": self._renderer.stop_tokens()},
             "parser": "envs.tool_calls.parse_turn; task_reward: database digest; "
@@ -213,18 +221,7 @@ def _tasks_sha256(found: Sequence[RetailTask]) -> str:
     return text_sha256(json.dumps(rows))
 
 
-def _grading_modules(judge: Judge) -> list[ModuleType]:
-    """Every module whose code takes part in a score."""
-    found = [
-        inspect.getmodule(_tasks_sha256),
-        inspect.getmodule(type(judge)),
-        conversation,
-        dialogue,
-        tool_calls,
-        data,
-        tasks,
-        tools,
-        scripted_user,
-        rule_judge,
-    ]
-    return list({module.__name__: module for module in found if module is not None}.values())
+def _own_modules() -> list[ModuleType]:
+    """This package's modules whose code takes part in a score."""
+    found = [inspect.getmodule(_own_modules), data, tasks, tools, scripted_user, rule_judge]
+    return [module for module in found if module is not None]

@@ -9,7 +9,8 @@ import pytest
 
 from envs.conversation import DIMENSIONS, Transcript
 from envs.errors import EnvInputError, EnvServiceError
-from envs.protocols import Turn
+from envs.protocols import SampledSequence, Turn
+from envs.rendering import make_renderer
 from envs.served import AnswerError, Partner, make_partner
 from envs.served_judge import ServedJudge, judge_prompt, read_judgement
 from envs.served_user import ServedUser, read_user_message
@@ -135,6 +136,46 @@ def test_judge_that_never_answers_is_a_failure_of_the_service(renderer, scripted
         "(char 0)); cut at the length limit; invalid_tool_use is missing"
     )
     assert caught.value.problems == ("judge_prose", "judge_cut", "judge_missing_dimension")
+
+
+class Strips:
+    """Answers without the stop token at which the service stopped."""
+
+    def __init__(self, renderer, answers):
+        self._renderer, self._answers = renderer, list(answers)
+
+    async def sample(self, prompt_tokens, **settings):
+        text, stop_reason = self._answers.pop(0)
+        tokens = self._renderer.encode(text)
+        return [SampledSequence(tokens, [-0.5] * len(tokens), stop_reason)]
+
+
+def test_answer_whose_stop_token_the_service_left_out_is_whole(renderer):
+    """One that is cut has none either, and says so."""
+    sampler = Strips(renderer, [(json.dumps(GOOD)[:-1], "length"), (json.dumps(GOOD), "stop")])
+
+    found = asyncio.run(ServedJudge(partner(renderer, sampler)).judge(Transcript("p", ())))
+
+    assert (found.rationale, found.problems) == ("Ask first.", ("judge_cut",))
+
+
+def test_reasoning_is_told_from_the_answer_without_the_stop_token(tokenizer, scripted):
+    """A renderer that reads nothing but text where it sees no end would show the reasoning."""
+    thinking = make_renderer("qwen3", tokenizer)
+    sampler = Strips(thinking, [("<think>\nHe is rude.\n</think>\n\nI want it.", "stop")])
+    user = ServedUser(partner(thinking, sampler, "simulator"), system="s")
+
+    assert asyncio.run(user.first()).text == "I want it."
+
+
+def test_answer_that_has_no_end_for_the_renderer_is_unreadable(renderer, scripted):
+    """Two ends: the service stopped, but not where this renderer would have."""
+    sampler = Strips(renderer, [("I<|im_end|>want", "stop")] * 3)
+
+    with pytest.raises(EnvServiceError) as caught:
+        asyncio.run(ServedUser(partner(renderer, sampler, "simulator"), system="s").first())
+
+    assert caught.value.problems == ("simulator_unreadable",) * 3
 
 
 def test_round_after_a_failed_one_asks_with_new_seeds(renderer, scripted):

@@ -23,7 +23,7 @@ from tests.flows.tiny_spec import Document
 SERVED: Document = {
     "kind": "served",
     "model": "tiny",
-    "prompt_template": "t",
+    "prompt_template": "rubric-judge-v1",
     "renderer": "qwen3_instruct",
     "temperature": 1.0,
     "max_tokens": 1500,
@@ -55,7 +55,8 @@ def plan(folder: Path, url: str, **changes: Any) -> Any:
 @pytest.mark.slow
 def test_served_user_plays_a_whole_comparison(tmp_path: Path, local_service: LocalService) -> None:
     """Its noise is taken for what a user says; what it cuts or leaves empty is asked for again."""
-    outcome = run_comparison(plan(tmp_path, local_service.url, simulator=SERVED))
+    user = SERVED | {"prompt_template": "tau-user-v1"}
+    outcome = run_comparison(plan(tmp_path, local_service.url, simulator=user))
     run = Run.open(f"{tmp_path}/run")
 
     assert outcome.exit_kind == "inconclusive", outcome.reason
