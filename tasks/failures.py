@@ -9,7 +9,8 @@
 
 The status code alone does not tell them apart. A refusal for capacity also comes as a failed
 future without any status, and as a 400 that says that the adapter slots are taken; a lost model
-also comes as a 404 from a restarted server. `classify` is the only place that reads SDK errors.
+also comes as a 404 from a restarted server. `classify` is the only place that reads SDK errors;
+`session_forgotten` and `checkpoint_gone` say more about what has been classified.
 """
 
 from __future__ import annotations
@@ -137,12 +138,22 @@ _CAPACITY_WORDS = re.compile(
     r"|overloaded|queue is full",
     re.IGNORECASE,
 )
-_LOST_MODEL = (
-    r"model_lost|model lost|unknown model|unknown session|unknown sampl|model not found"
-    r"|session (?:not found|has ended|is closed|expired)|holder is closed|serviceclient is closed"
+_LOST_SESSION = (
+    r"unknown session|no such session|invalid_session|session (?:not found|has ended|is closed"
+    r"|expired|does not exist)|holder is closed|serviceclient is closed"
 )
+_LOST_MODEL = rf"model_lost|model lost|unknown model|unknown sampl|model not found|{_LOST_SESSION}"
+_LOST_ANSWER = r"unknown request|promise (?:has )?expired|future not found|no such future"
 _LOST_MODEL_WORDS = re.compile(_LOST_MODEL, re.IGNORECASE)
-_LOST_WORDS = re.compile(rf"{_LOST_MODEL}|unknown request|promise (?:has )?expired", re.IGNORECASE)
+_LOST_WORDS = re.compile(rf"{_LOST_MODEL}|{_LOST_ANSWER}", re.IGNORECASE)
+_LOST_SESSION_WORDS = re.compile(rf"{_LOST_SESSION}|{_LOST_ANSWER}", re.IGNORECASE)
+_GONE = r"not found|no longer|expired|deleted|does not exist"
+_LOST_CHECKPOINT_WORDS = re.compile(
+    rf"no such checkpoint|checkpoint\b.{{0,200}}\b(?:{_GONE})", re.IGNORECASE
+)
+GATEWAY_STATUS = frozenset({408, 502, 504, *range(520, 530)})
+"""What a proxy answers for a service that it cannot reach, or that was too slow for it: an outage
+of the way there, and nothing that the service has said."""
 _CAPACITY_STATUS = frozenset({425, 429, 503})
 _PERMANENT_STATUS = frozenset({400, 401, 402, 405, 409, 411, 413, 415, 422, 501})
 
@@ -224,6 +235,35 @@ def _failed_future(error: tinker.RequestFailedError) -> Failure:
     if str(getattr(error.category, "value", error.category)).lower() == "user":
         return Failure(FailureKind.PERMANENT, text)
     return Failure(FailureKind.OUTAGE, text, 500, may_have_happened=True)
+
+
+def session_forgotten(failure: Failure) -> bool:
+    """Whether the service has forgotten the session, or the answer, that was asked about.
+
+    Whoever opens a session of their own with every try may simply try again.
+    """
+    return failure.kind is FailureKind.LOST_MODEL and bool(_LOST_SESSION_WORDS.search(failure.text))
+
+
+def checkpoint_gone(failure: Failure) -> bool:
+    """Whether the loading of a checkpoint failed in a way that means that it is no longer kept.
+
+    One answer alone does not prove it: a service that is going down may answer 410 to everything.
+
+    Args:
+        failure: of the load, on a session of its own.
+    """
+    if failure.kind is FailureKind.CAPACITY or session_forgotten(failure):
+        return False
+    if checkpoint_named_gone(failure):
+        return True
+    final = failure.kind in (FailureKind.LOST_MODEL, FailureKind.PERMANENT)
+    return final and failure.status in (404, 410)
+
+
+def checkpoint_named_gone(failure: Failure) -> bool:
+    """Whether the words of a failure themselves say that a checkpoint is not there."""
+    return bool(_LOST_CHECKPOINT_WORDS.search(failure.text))
 
 
 def retry_after_seconds(headers: dict[str, str], now: datetime | None = None) -> float | None:

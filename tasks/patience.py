@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from tasks.clock import Clock
 from tasks.failures import (
+    GATEWAY_STATUS,
     CapacityBlocked,
     Failure,
     FailureKind,
@@ -31,7 +32,10 @@ class RetryPolicy:
     Bounds: no try is begun later than that limit; the last one ends by its own deadline
     (`tasks.service_settings.Deadlines`). With the defaults and jitter at its extremes, one request
     is tried at most 5 times before the first step and 10 times after it when it is refused for
-    capacity, and 17 and 39 times when nothing can be reached.
+    capacity, and 17 and 39 times when nothing can be reached. An internal error of the server,
+    word for word the same, is permanent at the 8th try, 108 to 132 s after the first. A page of a
+    proxy that does not get through (`tasks.failures.GATEWAY_STATUS`) is no such error, however
+    often it is the same: it is waited out like a service that cannot be reached.
     """
 
     capacity_delays: tuple[float, ...] = (60.0, 120.0, 240.0)
@@ -44,6 +48,9 @@ class RetryPolicy:
     itself. A call that worked for longer before it failed was not waiting."""
     same_error_limit: int = 3
     """How often one internal error of the server, word for word, is worth another try."""
+    same_error_seconds: float = 90.0
+    """For so long after its first appearance it is worth another try all the same: a hiccup of some
+    seconds gives the same words to every try that falls into it."""
 
     def delay(self, failure: Failure, waits: int, uniform: float) -> float:
         """Seconds before the next try.
@@ -85,7 +92,7 @@ class Patience:
         self._steps_completed, self._on_wait = steps_completed, on_wait
         self._since: float | None = None
         self._waits = 0
-        self._same: tuple[str, int] = ("", 0)
+        self._same = _SAME_NOTHING
 
     @property
     def waits(self) -> int:
@@ -94,14 +101,14 @@ class Patience:
 
     def succeeded(self) -> None:
         """Forget the refusals after progress: the next one is waited out from the beginning."""
-        self._since, self._waits, self._same = None, 0, ("", 0)
+        self._since, self._waits, self._same = None, 0, _SAME_NOTHING
 
     async def wait(self, failure: Failure, what: str) -> None:
         """Wait before the next try, or give up.
 
         Raises:
             PermanentServiceError: if asking again cannot help, or the server gave the same
-                internal error too often.
+                internal error too often and for too long.
             CapacityBlocked: if the service has refused for long enough, or the wait would pass
                 the wall-time budget.
             ServiceOutage: if it has been out of reach for long enough, likewise.
@@ -109,7 +116,7 @@ class Patience:
         now = self._clock.now()
         if self._since is None:
             self._since = now - min(failure.spent, self._policy.sdk_spends)
-        self._refuse_hopeless(failure, what)
+        self._refuse_hopeless(failure, what, now)
         delay = self._policy.delay(failure, self._waits, self._rng.random())
         waited = now - self._since
         steps = self._steps_completed()
@@ -122,17 +129,24 @@ class Patience:
             self._on_wait(what, failure, delay)
         await self._clock.sleep(delay)
 
-    def _refuse_hopeless(self, failure: Failure, what: str) -> None:
+    def _refuse_hopeless(self, failure: Failure, what: str, now: float) -> None:
         if failure.kind is FailureKind.PERMANENT:
             raise PermanentServiceError(failure.text, what=what, failure=failure, final=True)
         if failure.kind is not FailureKind.OUTAGE or failure.status is None:
             return
-        words, times = self._same
-        times = times + 1 if words == failure.text else 1
-        self._same = (failure.text, times)
-        if times > self._policy.same_error_limit:
-            text = f"the same internal error {times} times: {failure.text}"
+        if failure.status in GATEWAY_STATUS:
+            return
+        words, times, since = self._same
+        times, since = (times + 1, since) if words == failure.text else (1, now)
+        self._same = (failure.text, times, since)
+        lasted = now - since
+        if times > self._policy.same_error_limit and lasted >= self._policy.same_error_seconds:
+            text = f"the same internal error {times} times in {lasted:.0f} s: {failure.text}"
             raise PermanentServiceError(text, what=what, failure=failure, final=True)
+
+
+_SAME_NOTHING: tuple[str, int, float] = ("", 0, 0.0)
+"""Words of the last internal error, how often in a row, and since when."""
 
 
 def _given_up(failure: Failure, what: str, *, waited: float, steps: int) -> ServiceError:

@@ -14,7 +14,13 @@ from urllib.parse import quote
 import httpx
 
 from tasks.clock import Clock
-from tasks.failures import Failure, FailureKind, PermanentServiceError, ServiceOutage
+from tasks.failures import (
+    GATEWAY_STATUS,
+    Failure,
+    FailureKind,
+    PermanentServiceError,
+    ServiceOutage,
+)
 from tasks.service_settings import ServiceSettings
 
 _PREFIX = "/api/v1"
@@ -45,12 +51,16 @@ class Reachability:
         self._base = settings.url.rstrip("/")
 
     async def alive(self) -> bool:
-        """Whether anything answers. Any HTTP answer counts: not every service has ``healthz``."""
+        """Whether the service answers.
+
+        Any HTTP answer counts, because not every service has ``healthz``, except that of a proxy
+        which does not get through to it.
+        """
         try:
-            await self._get("/healthz", seconds=5.0)
+            answer = await self._get("/healthz", seconds=5.0)
         except httpx.HTTPError:
             return False
-        return True
+        return answer.status_code not in GATEWAY_STATUS
 
     async def reach(self) -> ServerInfo:
         """Find out within `deadlines.reach` seconds whether the service is there.

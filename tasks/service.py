@@ -25,6 +25,7 @@ from tasks.failures import (
     ServiceOutage,
     UnknownOutcome,
     classify,
+    session_forgotten,
 )
 from tasks.patience import Patience, RetryPolicy
 from tasks.reachability import Reachability, ServerInfo
@@ -166,7 +167,12 @@ class Service:
         )
 
     async def retrying(
-        self, what: str, operation: Callable[[], Awaitable[T]], *, from_scratch: bool = False
+        self,
+        what: str,
+        operation: Callable[[], Awaitable[T]],
+        *,
+        from_scratch: bool = False,
+        own_session: bool = False,
     ) -> T:
         """Repeat an operation that is safe to repeat, for as long as the policy allows.
 
@@ -176,21 +182,27 @@ class Service:
             from_scratch: whether the operation makes its own clients, so that it may be repeated
                 after one of them was lost. Otherwise a lost model is not waited for: the caller
                 has to restore it first.
+            own_session: whether every try opens a session of its own, so that it may be repeated
+                when the service has forgotten the session, and once when it knows a model no more.
 
         Raises:
             CapacityBlocked: refused for too long.
             ServiceOutage: out of reach for too long.
-            ModelLost: at once, unless the operation starts from scratch.
+            ModelLost: at once, unless the operation starts from scratch or in its own session.
             PermanentServiceError: at once.
         """
-        patience = self.patience()
+        patience, once_more = self.patience(), own_session
         while True:
             try:
                 return await operation()
             except ServiceError as error:
-                lost = isinstance(error, ModelLost) and not from_scratch
-                if error.final or error.failure is None or lost:
+                if error.final or error.failure is None:
                     raise
+                session = own_session and session_forgotten(error.failure)
+                if isinstance(error, ModelLost) and not (from_scratch or session):
+                    if not once_more:
+                        raise
+                    once_more = False
                 await patience.wait(error.failure, what)
 
     async def create_trainer(self, lora: LoraSettings, *, label: str) -> Trainer:
@@ -248,6 +260,7 @@ class Service:
             what,
             lambda: self._attempt(what, make),
             from_scratch=path is None,  # weights that are gone must be published again first
+            own_session=True,
         )
         return ServiceSampler(self, sampler, label=label, session=client)
 
@@ -318,7 +331,9 @@ class Service:
     async def _open_trainer(
         self, what: str, make: Callable[[tinker.ServiceClient], Any]
     ) -> Trainer:
-        return await self.retrying(what, lambda: self._attempt_trainer(what, make))
+        return await self.retrying(
+            what, lambda: self._attempt_trainer(what, make), own_session=True
+        )
 
     async def _attempt_trainer(
         self, what: str, make: Callable[[tinker.ServiceClient], Any]

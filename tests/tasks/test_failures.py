@@ -8,7 +8,14 @@ import pytest
 import tinker
 from tinker.lib.retryable_exception import RetryableException
 
-from tasks.failures import FailureKind, classify, retry_after_seconds
+from tasks.failures import (
+    Failure,
+    FailureKind,
+    checkpoint_gone,
+    classify,
+    retry_after_seconds,
+    session_forgotten,
+)
 from tests.tasks.fakes import failed_future, poll_error, status_error
 
 
@@ -70,6 +77,57 @@ def test_classify_sorts_by_what_has_to_be_done(error: Exception, kind: FailureKi
 
     assert failure is not None
     assert failure.kind is kind
+
+
+FORGOTTEN = [
+    status_error(403, {"error": "invalid_session", "message": "session_id 's': no such session"}),
+    status_error(404, {"detail": "Session not found"}),
+    poll_error(404, {"detail": "Future not found"}),
+    failed_future("unknown request", "user"),
+]
+
+
+@pytest.mark.parametrize("error", FORGOTTEN, ids=["403", "404", "poll", "future"])
+def test_session_that_is_forgotten_while_a_client_is_made_is_lost(error: Exception) -> None:
+    """A service without durable sessions was restarted between two requests of the creation."""
+    failure = classify(error, established=False)
+
+    assert failure is not None
+    assert failure.kind is FailureKind.LOST_MODEL
+    assert session_forgotten(failure)
+    assert not checkpoint_gone(failure)
+
+
+@pytest.mark.parametrize(
+    ("error", "gone"),
+    [
+        (status_error(404), True),
+        (status_error(410, {"error": "model_lost"}), True),
+        (status_error(404, {"message": "path tinker://m/weights/a: no such checkpoint"}), True),
+        (status_error(400, {"detail": "checkpoint tinker://m/weights/a has expired"}), True),
+        (failed_future("Checkpoint a does not exist"), True),
+        (failed_future("Checkpoint a was deleted", "user"), True),
+        (status_error(403), False),
+        (status_error(500), False),
+        (status_error(502), False),
+        (failed_future("trainer capacity exhausted; checkpoint not found in cache"), False),
+        (RetryableException("promise gone"), False),
+        (status_error(400, {"detail": "Checkpoint model configuration is incompatible"}), False),
+    ],
+)
+def test_load_that_failed_tells_whether_the_checkpoint_is_kept(
+    error: Exception, gone: bool
+) -> None:
+    failure = classify(error, established=False)
+
+    assert failure is not None
+    assert checkpoint_gone(failure) is gone
+
+
+def test_refused_state_of_a_checkpoint_does_not_mean_that_it_is_gone() -> None:
+    text = "the optimizer that was loaded has done 0 steps, the checkpoint holds 2"
+
+    assert not checkpoint_gone(Failure(FailureKind.PERMANENT, text))
 
 
 @pytest.mark.parametrize("status", [403, 404])

@@ -12,7 +12,7 @@ from deploy.local_service.launch import LocalService
 from tasks.evaluation import Subject, evaluate
 from tasks.failures import Failure, FailureKind, ModelLost
 from tasks.patience import RetryPolicy
-from tasks.service import Service
+from tasks.service import LoraSettings, Service
 from tasks.service_settings import ServiceSettings
 from tests.tasks.fake_runs import context, open_fake
 
@@ -51,3 +51,52 @@ async def test_sampler_of_the_base_model_is_opened_anew_when_its_session_is_lost
     sampler = await service.open_sampler(base_model="tiny", label="base")
 
     assert await sampler.close()
+
+
+def _faults(service: LocalService, path: str, action: dict[str, Any], *, count: int | None) -> None:
+    rule = {"path": path, "count": count, "actions": [action]}
+    control = f"{service.url}/api/v1/local/faults"
+    httpx.post(control, json={"rules": [rule]}).raise_for_status()
+
+
+def _hits(service: LocalService) -> int:
+    return int(httpx.get(f"{service.url}/api/v1/local/faults").json()["rules"][0]["hits"])
+
+
+def _service(url: str) -> Service:
+    return Service(ServiceSettings(url=url), policy=RetryPolicy(outage_delays=(0.1,)))
+
+
+@pytest.mark.parametrize(
+    ("action", "count"),
+    [
+        ({"kind": "status", "status": 403, "message": "session_id 's': no such session"}, 3),
+        ({"kind": "poll_status", "status": 404, "message": "Future not found"}, 3),
+        ({"kind": "status", "status": 404, "message": "model not found"}, 1),
+    ],
+    ids=["session", "future", "model"],
+)
+async def test_client_is_made_anew_where_the_service_was_started_again_in_between(
+    action: dict[str, Any], count: int, faulty_service: LocalService
+) -> None:
+    """A forgotten session or answer as often as it comes; a model that is not there, once."""
+    _faults(faulty_service, "create_model", action, count=count)
+
+    trainer = await _service(faulty_service.url).create_trainer(
+        LoraSettings(base_model="tiny", rank=4, seed=0), label="x"
+    )
+
+    assert _hits(faulty_service) == count
+    assert await trainer.close()
+
+
+async def test_model_that_is_never_there_is_asked_for_twice(faulty_service: LocalService) -> None:
+    refused = {"kind": "status", "status": 404, "message": "model not found"}
+    _faults(faulty_service, "create_model", refused, count=None)
+
+    with pytest.raises(ModelLost, match="model not found"):
+        await _service(faulty_service.url).create_trainer(
+            LoraSettings(base_model="tiny", rank=4, seed=0), label="x"
+        )
+
+    assert _hits(faulty_service) == 2

@@ -180,15 +180,70 @@ async def test_patience_does_not_retry_what_cannot_help() -> None:
     assert isinstance(error, PermanentServiceError)
 
 
-async def test_patience_stops_at_the_same_internal_error_three_times() -> None:
-    """A wrong setting that a server answers with 500 is not worth ten minutes."""
+@pytest.mark.parametrize(("jitter", "seconds"), [(0.0, 108.0), (0.5, 120.0), (1.0, 132.0)])
+async def test_patience_stops_at_the_same_internal_error_after_two_minutes(
+    jitter: float, seconds: float
+) -> None:
+    """A wrong setting that a server answers with 500 is not worth ten minutes: 1 + 2 + 4 + 8 + 15 +
+    30 = 60 s are too few, and with 60 more it is the eighth try."""
+    failure = Failure(FailureKind.OUTAGE, "500 KeyError: 'clip'", 500)
+    clock = FakeClock()
+
+    asked, error = await _refused(_patience(clock, jitter=jitter), failure)
+
+    assert (asked, clock.time) == (8, pytest.approx(seconds))
+    assert isinstance(error, PermanentServiceError)
+    assert error.final
+    assert f"8 times in {seconds:.0f} s: 500 KeyError: 'clip'" in error.error
+
+
+async def test_patience_outlasts_a_hiccup_of_seconds() -> None:
+    """A worker that is restarted for 7 s fails four tries with the same words, and for a minute
+    seven."""
+    clock = FakeClock()
+    patience = _patience(clock)
+    failure = Failure(FailureKind.OUTAGE, "worker died", 500)
+
+    for _ in range(7):
+        await patience.wait(failure, "create")
+
+    assert clock.slept == [1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0]
+
+
+async def test_patience_stops_at_the_fourth_internal_error_of_long_calls() -> None:
+    """Each try takes 40 s: 40 + 1 + 40 + 2 + 40 + 4 + 40, the fourth comes 127 s after the first."""
     failure = Failure(FailureKind.OUTAGE, "500 KeyError: 'clip'", 500)
 
-    asked, error = await _refused(_patience(FakeClock()), failure)
+    asked, error = await _refused(_patience(FakeClock()), failure, call_seconds=40.0)
 
     assert asked == 4
     assert isinstance(error, PermanentServiceError)
-    assert "KeyError: 'clip'" in error.error
+
+
+async def test_patience_counts_another_internal_error_from_its_own_beginning() -> None:
+    """One at 0 s; the other at 81, 83, 87 and 95 s has been there for 14 s."""
+    clock = FakeClock()
+    patience = _patience(clock)
+    await patience.wait(Failure(FailureKind.OUTAGE, "one", 500), "create")
+    clock.time += 80.0
+
+    for _ in range(4):
+        await patience.wait(Failure(FailureKind.OUTAGE, "other", 500), "create")
+
+    assert clock.slept == [1.0, 2.0, 4.0, 8.0, 15.0]
+
+
+@pytest.mark.parametrize("status", [408, 502, 504, 520, 529])
+async def test_patience_waits_for_a_proxy_that_does_not_get_through(status: int) -> None:
+    """It gives the same page each time; that is an outage: 60 s in short steps, then 9 * 60 s."""
+    clock = FakeClock()
+    failure = Failure(FailureKind.OUTAGE, "<html>Bad Gateway</html>", status)
+
+    asked, error = await _refused(_patience(clock), failure)
+
+    assert isinstance(error, ServiceOutage)
+    assert error.final
+    assert (asked, clock.time) == (16, 600.0)
 
 
 async def test_patience_starts_anew_after_a_success() -> None:

@@ -47,6 +47,25 @@ class Scripted(Reachability):
         return answer
 
 
+@pytest.mark.parametrize(
+    ("answer", "alive"),
+    [
+        (httpx.Response(200), True),
+        (httpx.Response(404), True),
+        (httpx.Response(500), True),
+        (httpx.Response(503), True),
+        (httpx.Response(502), False),
+        (httpx.Response(504), False),
+        (httpx.Response(521), False),
+        (httpx.ConnectError("refused"), False),
+    ],
+)
+async def test_proxy_that_does_not_get_through_does_not_answer_for_the_service(
+    answer: Answer, alive: bool
+) -> None:
+    assert await Scripted(answer).alive() is alive
+
+
 @pytest.mark.parametrize("status", [403, 404, 405, 501])
 async def test_not_found_means_that_the_service_does_not_have_it(status: int) -> None:
     reachability = Scripted(httpx.Response(status))
