@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
@@ -31,7 +32,8 @@ class Watch:
         self, clock: Clock, deadlines: Deadlines, alive: Callable[[], Awaitable[bool]]
     ) -> None:
         self._clock, self._deadlines, self._alive = clock, deadlines, alive
-        self._asked_at: float | None = None
+        self._asked_at = -math.inf
+        self._looked_at = clock.now()
         self._unreachable_since: float | None = None
         self._told_at = clock.now()
         self.on_slow: Callable[[str, float], None] | None = None
@@ -48,7 +50,8 @@ class Watch:
 
         Raises:
             TimeoutError: past the deadline.
-            ServiceOutage: if the service has been out of reach for `watch_dead` seconds.
+            ServiceOutage: if the service has been out of reach for `watch_dead` seconds, during
+                which it was looked for and answered no call.
         """
         done = _event_of(future)
         began = self._clock.now()
@@ -61,7 +64,9 @@ class Watch:
                 break
             self._tell_slow(what, began)
             await self._look(what)
-        return future.result()
+        result = future.result()
+        self._unreachable_since = None  # it has just answered
+        return result
 
     def _tell_slow(self, what: str, began: float) -> None:
         """Tell of one pending call every `SLOW_SECONDS`, however many there are."""
@@ -73,13 +78,16 @@ class Watch:
 
     async def _look(self, what: str) -> None:
         """Ask once per `watch_every` whether anything answers, for all pending calls together."""
-        now = self._clock.now()
-        if self._asked_at is None or now - self._asked_at >= 0.9 * self._deadlines.watch_every:
+        now, every = self._clock.now(), self._deadlines.watch_every
+        if now - self._asked_at >= 0.9 * every:
+            if now - max(self._asked_at, self._looked_at) > 2.0 * every:
+                self._unreachable_since = None  # nobody has looked since: it may have been back
             self._asked_at = now
             if await self._alive():
                 self._unreachable_since = None
             elif self._unreachable_since is None:
                 self._unreachable_since = now
+            self._looked_at = self._clock.now()
         since = self._unreachable_since
         if since is not None and self._clock.now() - since >= self._deadlines.watch_dead:
             text = f"the service has not answered for {self._clock.now() - since:.0f} s"

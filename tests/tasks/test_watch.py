@@ -60,6 +60,49 @@ async def test_service_that_comes_back_is_waited_for() -> None:
         await _watch(clock, [False, False, True] * 10).settle(future, 100.0, "x")
 
 
+async def test_service_that_answers_calls_is_not_dead_whatever_its_health_check_says() -> None:
+    """Ten calls of 5 s each, and every look misses: 50 s without a sign of life but the answers."""
+    clock = FakeClock()
+    pending: list[Future[int]] = []
+
+    async def alive() -> bool:
+        pending[-1].set_result(3)
+        return False
+
+    watch = Watch(clock, LIMITS, alive)
+    for _ in range(10):
+        pending.append(Future[int]())
+        assert await watch.settle(pending[-1], 60.0, "x") == 3
+
+    assert clock.time == 50.0
+
+
+async def test_look_that_missed_an_hour_ago_does_not_count() -> None:
+    """Missed once and given up at 6 s; an hour later one look misses, and then all is well."""
+    clock = FakeClock()
+    watch = _watch(clock, [False, False, *[True] * 100])
+    with pytest.raises(TimeoutError):
+        await watch.settle(Future[int](), 6.0, "x")
+    clock.time += 3600.0
+
+    with pytest.raises(TimeoutError, match="no answer to y within 60 s"):
+        await watch.settle(Future[int](), 60.0, "y")
+
+
+async def test_service_that_lets_health_checks_hang_is_noticed() -> None:
+    """A look that takes 5 s in vain every 10 s: missed at 5 s, 15 s and 25 s, given up at 30 s."""
+    clock = FakeClock()
+
+    async def alive() -> bool:
+        clock.time += 5.0
+        return False
+
+    with pytest.raises(ServiceOutage):
+        await Watch(clock, LIMITS, alive).settle(Future[int](), 900.0, "x")
+
+    assert clock.time == 30.0
+
+
 async def test_call_without_an_answer_is_told_every_half_minute() -> None:
     """100 s: at 30, 60 and 90; a call that was answered within 30 s is never told of."""
     clock, told = FakeClock(), []
