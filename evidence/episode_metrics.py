@@ -3,6 +3,11 @@
 One row for each phase of each arm, from `rollouts`, and one for each evaluation, from
 `evaluations`. Environments that hold conversations put what was wrong with turns, users' messages
 and judgements into the episodes' facts, under the names that they document.
+
+A partner's answers are those of the episodes that were kept. One that gave no usable answer in all
+its attempts ends the attempt of the run, and its episode is played again: those answers are in no
+table. The ledger counts them for the whole run, without the arm, so they are in no arm's share; an
+activation pilot, which has the run to itself, counts them.
 """
 
 from __future__ import annotations
@@ -80,9 +85,10 @@ def headline(row: Mapping[str, Any]) -> dict[str, float]:
     """Return the numbers of one row that are posted beside an arm's scores.
 
     Judge and simulator appear where one was asked, and unusable turns where outcomes are counted.
+    The shares' names say whose answers they are of: an activation gate's rate counts more.
     """
     found = {
-        f"{partner}_parse_rate": row[f"{partner}_parse_rate"]
+        f"{partner}_parse_rate_of_kept_episodes": row[f"{partner}_parse_rate"]
         for partner in PARTNERS
         if row[f"{partner}_parse_rate"] is not None
     }

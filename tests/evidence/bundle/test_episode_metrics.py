@@ -69,8 +69,8 @@ def test_evaluation_counts_an_item_once_whatever_its_metrics(run):
     assert (row["episodes"], row["outcomes"]) == (2, {"bad_json": 2})
     assert row["scores"] == {"one": 0.75, "two": 0.75}
     assert headline(row) == {
-        "judge_parse_rate": 1.0,
-        "simulator_parse_rate": 1.0,
+        "judge_parse_rate_of_kept_episodes": 1.0,
+        "simulator_parse_rate_of_kept_episodes": 1.0,
         "unusable_turns": 2.0,
     }
 
@@ -118,3 +118,15 @@ def test_tables_put_the_base_model_first_and_name_failures(run):
     assert tables[0].rows == (("one", "1", "1", ""),)
     assert "judge 2 times" in tables[-1].reading
     assert tables[-1].rows[2] == ("Judge: share of usable answers", "1", "1", "1")
+
+
+def test_posted_share_of_answers_says_that_failed_judgements_are_not_in_it(run):
+    """A judge that failed three times over is in the ledger, without an arm, and in no share."""
+    rows = [evaluation("a", "one", 1.0, **info(outcomes={"judge_prose": 1}, judge_attempts=2))]
+    run.write_table("evaluations", rows, key=("grpo", "final"))
+    run.append("partner_failed", partner="judge", attempts=3, problems=["judge_prose"] * 3)
+
+    posted = headline(evaluation_metrics(run, "grpo", "final"))
+
+    assert posted["judge_parse_rate_of_kept_episodes"] == 0.5
+    assert "judge_parse_rate" not in posted
