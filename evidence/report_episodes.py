@@ -65,7 +65,9 @@ def episode_tables(
             "Answers of judge and user simulator",
             heads,
             tuple(_partner_lines(found)),
-            "An unusable answer is asked for again and is never a score. " + _failures(failed),
+            "An unusable answer is asked for again and is never a score. Shares are of the answers "
+            "in episodes that were kept; those of a partner that failed in all its attempts are "
+            "in what follows alone. " + _failures(failed),
         ),
     )
     return [table for table in made if table.rows]
