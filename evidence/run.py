@@ -62,6 +62,8 @@ EPISODES = "episodes"
 """Folder of finished episodes of groups that may not be finished, numbered through the step."""
 RESCORED = "rescored"
 """Folder of groups that a teacher has scored, numbered by group."""
+COMPUTED = "computed"
+"""Folder of losses that were computed, one part an update, numbered 0; its step is the update."""
 _ZIP_TIME = (1980, 1, 1, 0, 0, 0)
 _MISSING = object()
 
@@ -257,12 +259,12 @@ class Run(RunFiles):
         Args:
             arm: the arm.
             phase: the phase.
-            step: rollout step, or the label of an evaluation.
+            step: rollout step, the label of an evaluation, or an update.
             group: index of the group in the step.
             tables: rows by table name, in the forms that `write_table` takes; key columns must be
                 in the rows or follow from the arguments. A member that ``folder`` does not number
                 by groups has its ``group`` in the rows.
-            folder: kind of part: `GROUPS`, `EPISODES` or `RESCORED`.
+            folder: kind of part: `GROUPS`, `EPISODES`, `RESCORED` or `COMPUTED`.
 
         Returns:
             The path of the part: a zip file with one Parquet member a table, all or nothing.
@@ -271,7 +273,7 @@ class Run(RunFiles):
             InputError: if rows do not fit their table's schema.
             ConflictError: if another part was written for this group.
         """
-        known = {"arm": arm, "phase": phase, "step": step, "group": group, "label": step}
+        known = _known(arm, phase, step) | {"group": group}
         members = {
             name: _encode(table_schema(name), rows, _fill(table_schema(name), known))[0]
             for name, rows in sorted(tables.items())
@@ -309,7 +311,7 @@ class Run(RunFiles):
 
         Groups differ in what they name, so every part is looked into. Empty without parts.
         """
-        known = {"arm": arm, "phase": phase, "step": step, "label": step}
+        known = _known(arm, phase, step)
         groups = self.parts(arm, phase, step, folder=folder)
         paths = [_part_path(arm, phase, step, group, folder) for group in groups]
         names = {name for path in paths for name in _members(self.read_bytes(path))}
@@ -328,7 +330,7 @@ class Run(RunFiles):
         *,
         folder: str = GROUPS,
     ) -> dict[str, TableRef]:
-        """Write the tables of a rollout step, or of an evaluation, from its finished groups.
+        """Write the tables of a rollout step, an evaluation or an update from its finished groups.
 
         They are written in the order of their names. What was written already stays, so that
         assembling goes on after an interruption wherever that was.
@@ -336,14 +338,14 @@ class Run(RunFiles):
         Args:
             arm: the arm.
             phase: the phase.
-            step: rollout step, or the label of an evaluation.
+            step: rollout step, the label of an evaluation, or an update.
             groups: the groups to take.
             folder: kind of part.
 
         Raises:
             InputError: if one of the groups has no part.
         """
-        known = {"arm": arm, "phase": phase, "step": step, "label": step}
+        known = _known(arm, phase, step)
         read = [self.read_part(arm, phase, step, group, folder=folder) for group in groups]
         names = sorted({name for tables in read for name in tables})
         return {
@@ -403,6 +405,11 @@ def _part_path(arm: str, phase: str, step: int | str, group: int, folder: str = 
         for name, value in zip(names, (arm, phase, step, group), strict=True)
     ]
     return f"{folder}/{'/'.join(segments)}.zip"
+
+
+def _known(arm: str, phase: str, step: int | str) -> dict[str, Any]:
+    """Values of key columns for a part; a table has one of the columns that its step stands for."""
+    return {"arm": arm, "phase": phase, "step": step, "label": step, "update": step}
 
 
 def _members(part: bytes) -> list[str]:

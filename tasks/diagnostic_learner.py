@@ -7,7 +7,7 @@ from tasks.context import RunContext
 from tasks.datums import Floats
 from tasks.frozen_batch import assert_frozen
 from tasks.learner import Learner
-from tasks.minibatch import Minibatch, MinibatchLoss, write_update_tokens
+from tasks.minibatch import Minibatch, MinibatchLoss, keep_computed
 from tasks.sampling import ServiceSampler
 from tasks.trainer import Trainer
 
@@ -49,7 +49,7 @@ class FrozenLearner(Learner):
 
     def _loss(self, minibatch: Minibatch, anchor: list[Floats] | None) -> MinibatchLoss:
         loss = super()._loss(minibatch, anchor)
-        loss.on_computed = lambda known: write_update_tokens(
+        loss.on_computed = lambda known: keep_computed(
             self.ctx, self.arm, self.phase, minibatch, known
         )
         return loss

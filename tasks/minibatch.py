@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from evidence.method_settings import RolloutCorrection
-from evidence.run import TableRef
+from evidence.run import COMPUTED, Rows, TableRef
 from losses.aggregation import denominator_value
 from losses.diagnostics import minibatch_diagnostics
 from losses.inputs import LossInputs, LossOutput
@@ -217,26 +217,36 @@ def update_ref(ctx: RunContext, arm: ArmPlan, phase: str, update: int) -> TableR
 def write_update(
     ctx: RunContext, arm: ArmPlan, phase: str, minibatch: Minibatch, loss: MinibatchLoss
 ) -> bool:
-    """Keep an update's rows, tokens first: the row of the update completes it.
+    """Write `update_tokens` and then `updates`: the row of the update completes it.
+
+    Both come from the part that `keep_computed` wrote, so from one forward pass, wherever an
+    earlier process was cut off.
 
     Returns:
         Whether it is new; a replayed update changes nothing.
     """
     if has_update(ctx, arm, phase, minibatch.update):
         return False
-    write_update_tokens(ctx, arm, phase, minibatch, loss)
-    key = (arm.name, phase, minibatch.update)
-    ctx.run.write_table("updates", [update_row(ctx, minibatch, loss)], key=key)
+    keep_computed(ctx, arm, phase, minibatch, loss)
+    ctx.run.assemble_parts(arm.name, phase, minibatch.update, [0], folder=COMPUTED)
     return True
 
 
-def write_update_tokens(
+def keep_computed(
     ctx: RunContext, arm: ArmPlan, phase: str, minibatch: Minibatch, loss: MinibatchLoss
 ) -> None:
-    """Keep what the loss was given and decided, unless it was kept already."""
-    key = (arm.name, phase, minibatch.update)
-    if not ctx.run.has_table("update_tokens", key=key):
-        ctx.run.write_table("update_tokens", token_columns(minibatch, loss), key=key)
+    """Keep what the loss was given, decided and came to as one part, unless there is one already.
+
+    A service need not repeat bit for bit; what was computed first counts.
+    """
+    place = (arm.name, phase, minibatch.update)
+    if ctx.run.parts(*place, folder=COMPUTED):
+        return
+    tables: dict[str, Rows] = {
+        "update_tokens": token_columns(minibatch, loss),
+        "updates": [update_row(ctx, minibatch, loss)],
+    }
+    ctx.run.write_part(*place, 0, tables, folder=COMPUTED)
 
 
 def token_columns(minibatch: Minibatch, loss: MinibatchLoss) -> dict[str, NDArray[Any]]:
