@@ -1,8 +1,8 @@
 """The journal's tables, written from the ledger when an attempt ends.
 
-The ledger holds every timing and every name that the service gave as it happened; the tables are
-the same facts in a form that is easy to query. They are written once, so a second closing of the
-same attempt changes nothing.
+The ledger holds every timing, every load of a training state and every name that the service gave
+as it happened; the tables are the same facts in a form that is easy to query. They are written
+once, so a second closing of the same attempt changes nothing.
 """
 
 from __future__ import annotations
@@ -11,13 +11,18 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
+from evidence.canonical import canonical_bytes
 from evidence.run import Run
 
 Row = dict[str, Any]
 
 
 def write_journal(run: Run, *, attempt: int | None = None) -> None:
-    """Write `timings` and `service_ids` of an attempt, the current one unless another is named."""
+    """Write `timings` and `service_ids` of an attempt, the current one unless another is named.
+
+    Also `restores` of every attempt, where a process ended before it had written them.
+    """
+    write_restores(run)
     attempt = run.attempt if attempt is None else attempt
     timings: dict[tuple[str, str, int], dict[str, Row]] = defaultdict(dict)
     for event in run.events("timing"):
@@ -31,6 +36,30 @@ def write_journal(run: Run, *, attempt: int | None = None) -> None:
         names[arm, what][name] = {"name": name, "service_id": service_id}
     for key, found in names.items():
         _write_once(run, "service_ids", (attempt, *key), list(found.values()))
+
+
+def write_restores(run: Run) -> None:
+    """Write the row of every load in the ledger that has none, with the attempt that it was in."""
+    attempt = 1
+    for event in run.events():
+        if event["event"] == "attempt_closed":
+            attempt += 1
+        elif event["event"] == "client_opened":
+            key = (event["arm"], event["phase"], event["restore"])
+            _write_once(run, "restores", key, [_restore_row(event, attempt)])
+
+
+def _restore_row(event: Row, attempt: int) -> Row:
+    optimizer = (event["observed"] or {}).get("optimizer")
+    return {
+        "attempt": attempt,
+        "policy_version": event["policy_version"],
+        "checkpoint": event["requested_uri"],
+        "with_optimizer": True,
+        "replayed_updates": event["replayed_updates"],
+        "optimizer_check": None if optimizer is None else canonical_bytes(optimizer).decode(),
+        "info_json": canonical_bytes(event["info"]).decode(),
+    }
 
 
 def _added(row: Row | None, event: Row) -> Row:

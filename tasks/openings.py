@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from evidence.canonical import canonical_bytes
 from evidence.restoration_arm import same_family
 from evidence.values import same
 from tasks.context import RunContext
 from tasks.failures import Failure, FailureKind, PermanentServiceError
+from tasks.journal_tables import write_restores
 from tasks.trainer import Trainer
 
 
@@ -72,11 +72,7 @@ class Openings:
         self._refuse(record)
         name = f"ledger.jsonl client_opened {self._arm} {self._phase} {restore}"
         self._ctx.run.append("client_opened", evidence=name, **record)
-        self._ctx.run.write_table(
-            "restores",
-            [_restore_row(record, self._ctx.run.attempt)],
-            key=(self._arm, self._phase, restore),
-        )
+        write_restores(self._ctx.run)
         return trainer
 
     def _refuse(self, record: dict[str, Any]) -> None:
@@ -125,18 +121,4 @@ def _info(trainer: Trainer) -> dict[str, Any]:
         "base_model": info.base_model,
         "lora_rank": info.lora_rank,
         "optimizer": info.optimizer,
-    }
-
-
-def _restore_row(record: dict[str, Any], attempt: int) -> dict[str, Any]:
-    observed = record["observed"]
-    optimizer = (observed or {}).get("optimizer")
-    return {
-        "attempt": attempt,
-        "policy_version": record["policy_version"],
-        "checkpoint": record["requested_uri"],
-        "with_optimizer": True,
-        "replayed_updates": record["replayed_updates"],
-        "optimizer_check": None if optimizer is None else canonical_bytes(optimizer).decode(),
-        "info_json": canonical_bytes(record["info"]).decode(),
     }

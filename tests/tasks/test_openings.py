@@ -10,6 +10,7 @@ import pytest
 
 from tasks.context import RunContext
 from tasks.failures import PermanentServiceError, ServiceOutage
+from tasks.journal_tables import write_journal
 from tasks.openings import Openings
 from tasks.trainer import TrainerInfo
 from tests.tasks import recorded_runs
@@ -67,6 +68,45 @@ async def test_load_of_the_right_state_is_recorded(tmp_path: Path) -> None:
     assert [event["restore"] for event in loads.openings.recorded()] == [0, 1]
     assert [event["loaded_uri"] for event in loads.openings.recorded()] == ["tinker://s", None]
     assert [trainer.closed for trainer in loads.trainers] == [False, False]
+
+
+@pytest.mark.anyio
+async def test_load_whose_process_was_killed_before_its_row_gets_it_with_the_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Load 1 fell into attempt 2; the journal is written at the end of attempt 3."""
+    loads = Loads(tmp_path, _reported(), _reported(steps=2))
+    await loads.openings.load("tinker://a", 0, replayed=0)
+    loads.run.close_attempt({"status": "failed"})
+    loads.run.append("result", result={})
+
+    def killed(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loads.run, "write_table", killed)
+        with pytest.raises(KeyboardInterrupt):
+            await loads.openings.load("tinker://b", 2, replayed=1)
+    loads.run.close_attempt({"status": "failed"})
+    assert loads.run.keys("restores") == [("dppo", "train", 0)]
+
+    write_journal(loads.run)
+
+    [first] = loads.run.read_table("restores", key=("dppo", "train", 0))
+    [second] = loads.run.read_table("restores", key=("dppo", "train", 1))
+    assert (first["attempt"], first["checkpoint"], first["replayed_updates"]) == (
+        1,
+        "tinker://a",
+        0,
+    )
+    assert (second["attempt"], second["checkpoint"], second["replayed_updates"]) == (
+        2,
+        "tinker://b",
+        1,
+    )
+    assert second["optimizer_check"] == (
+        '{"beta1":0.9,"beta2":0.95,"learning_rate":0.0001,"steps":2,"type":"adamw"}'
+    )
 
 
 @pytest.mark.parametrize(
