@@ -16,7 +16,10 @@ from tasks.publishing import final_subject, published_subject
 
 
 async def run_arm(ctx: RunContext, learner: Learner, result: StructuredResult) -> None:
-    """Train an arm (if it is trained), evaluate it, and post its numbers as soon as it is done."""
+    """Train an arm (if it is trained), evaluate it, and post its numbers as soon as it is done.
+
+    However it ends, its client is released: another arm may be waiting for the room.
+    """
     optional = _OptionalEvaluations(ctx, learner)
     try:
         if learner.arm.trained:
@@ -24,10 +27,10 @@ async def run_arm(ctx: RunContext, learner: Learner, result: StructuredResult) -
         last = learner.version_of_step(ctx.rollout_steps) if learner.arm.trained else 0
         await steps.EVALUATION(ctx, final_subject(ctx, learner, last), FINAL)
         await optional.finish()
+        result.complete_arm(learner.arm.name, arm_metrics(ctx, learner.arm))
     finally:
         await optional.abandon()
-    result.complete_arm(learner.arm.name, arm_metrics(ctx, learner.arm))
-    await learner.drop()
+        await learner.drop()
 
 
 async def train_arm(

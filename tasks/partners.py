@@ -21,11 +21,15 @@ FAILED = "partner_failed"
 
 
 class ServedPartner:
-    """A model that only samples; it is opened again if the service forgets it."""
+    """A model that only samples; it is opened again if the service forgets it.
+
+    A forgotten one is closed once the last request to it has come back.
+    """
 
     def __init__(self, service: Service, model: str, *, label: str) -> None:
         self._service, self._model, self._label = service, model, label
         self._open: ServiceSampler | None = None
+        self._requests: Counter[ServiceSampler] = Counter()
         self._lock = asyncio.Lock()
 
     async def sample(
@@ -44,6 +48,7 @@ class ServedPartner:
         patience = self._service.patience()
         while True:
             sampler = await self._sampler()
+            self._requests[sampler] += 1
             try:
                 return await sampler.sample(
                     prompt_tokens,
@@ -59,7 +64,17 @@ class ServedPartner:
                 if error.failure is None:
                     raise
                 self._open = None if self._open is sampler else self._open
-                await patience.wait(error.failure, self._label)
+                failure = error.failure
+            finally:
+                await self._done_with(sampler)
+            await patience.wait(failure, self._label)
+
+    async def _done_with(self, sampler: ServiceSampler) -> None:
+        self._requests[sampler] -= 1
+        if not self._requests[sampler]:
+            del self._requests[sampler]
+            if self._open is not sampler:
+                await sampler.close()
 
     async def _sampler(self) -> ServiceSampler:
         async with self._lock:
