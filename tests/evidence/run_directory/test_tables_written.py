@@ -305,6 +305,21 @@ def test_part_holds_a_group_until_the_step_is_complete(run, rollout_row):
     assert [(row["group"], row["sample"]) for row in direct] == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
+def test_tables_that_parts_name_and_that_are_missing_are_known(run, rollout_row):
+    """Only one of the two groups has tokens."""
+    tokens = {**_token_columns(3), "group": np.full(3, 1)}
+    run.write_part("grpo", "train", 0, 0, {"rollouts": [rollout_row()]})
+    run.write_part("grpo", "train", 0, 1, {"rollouts": [rollout_row(group=1)], "tokens": tokens})
+    assert run.unassembled("grpo", "train", 0) == ["rollouts", "tokens"]
+    assert run.unassembled("grpo", "train", 1) == []
+
+    run.write_table("rollouts", [rollout_row(), rollout_row(group=1)], key=KEY)
+
+    assert run.unassembled("grpo", "train", 0) == ["tokens"]
+    run.assemble_parts("grpo", "train", 0, [0, 1])
+    assert run.unassembled("grpo", "train", 0) == []
+
+
 def test_part_of_an_evaluation_goes_by_its_label(run):
     row = {
         "policy_version": 0,
