@@ -2,21 +2,29 @@
 
 The history that counts is in the tables: update k of an arm is applied once, to the weights after
 update k - 1. What is live at the service is a copy of it. When the copy is lost, or it is not
-known whether a step was applied to it, it is dropped; the last checkpoint is loaded with its
-optimizer, and the stored updates after it are applied again. Nothing is ever sampled again.
+known whether a step was applied to it, it is dropped; the last checkpoint that the service still
+keeps is loaded with its optimizer, and the stored updates after it are applied again. Nothing is
+ever sampled again.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import TypeVar
 
 from tasks.anchor import recomputed_logprobs
 from tasks.arms import ArmPlan
 from tasks.context import RunContext
 from tasks.datums import Floats, datum_of
-from tasks.failures import Failure, FailureKind, ServiceError
+from tasks.failures import (
+    Failure,
+    FailureKind,
+    ServiceError,
+    checkpoint_gone,
+    checkpoint_named_gone,
+)
 from tasks.minibatch import Minibatch, MinibatchLoss, load_minibatch, write_update
 from tasks.openings import Openings
 from tasks.patience import Patience
@@ -211,15 +219,77 @@ class Learner:
         return trainer
 
     async def _open(self, version: int) -> None:
-        """Load the newest checkpoint that holds no more than `version` updates."""
-        uri, contained = self._init_uri, 0
-        for event in self.ctx.run.events("checkpoint"):
-            mine = (event["arm"], event["phase"]) == (self.arm.name, self.phase)
-            if mine and contained < event["policy_version"] <= version:
-                uri, contained = event["uri"], event["policy_version"]
-        self._trainer = await self._openings.load(uri, contained, replayed=version - contained)
-        self._witness = Witness(counts=bool(self.ctx.server.local))
-        self._version = contained
+        """Load the newest checkpoint that holds no more than `version` updates and is still kept.
+
+        Every time the newest is tried first, whatever was found before.
+
+        Raises:
+            ServiceError: permanent if the service says that even the initialization checkpoint is
+                not there; a lost model if it says so less clearly, as one that is going down does.
+        """
+        gone: list[tuple[str, int, ServiceError]] = []
+        for uri, contained in self._checkpoints(version):
+            found = await self._loaded(uri, contained, version)
+            if isinstance(found, ServiceError):
+                gone.append((uri, contained, found))
+                continue
+            self._note_gone(gone)
+            self._trainer, self._version = found, contained
+            self._witness = Witness(counts=bool(self.ctx.server.local))
+            return
+        raise self._nothing_left(gone)
+
+    def _checkpoints(self, version: int) -> list[tuple[str, int]]:
+        """What can be loaded towards a version, newest first: URI and updates that it contains."""
+        saved = [
+            (event["uri"], event["policy_version"])
+            for event in self.ctx.run.events("checkpoint")
+            if (event["arm"], event["phase"]) == (self.arm.name, self.phase)
+            and 0 < event["policy_version"] <= version
+        ]
+        return [*sorted(saved, key=lambda one: -one[1]), (self._init_uri, 0)]
+
+    async def _loaded(
+        self, uri: str, contained: int, version: int, *, again: bool = False
+    ) -> Trainer | ServiceError:
+        """A client with the checkpoint; the error where two sessions found that it is gone.
+
+        Raises:
+            ServiceError: any other.
+        """
+        try:
+            return await self._openings.load(uri, contained, replayed=version - contained)
+        except ServiceError as error:
+            if error.failure is None or not checkpoint_gone(error.failure):
+                raise
+            gone = error
+        return gone if again else await self._loaded(uri, contained, version, again=True)
+
+    def _note_gone(self, gone: list[tuple[str, int, ServiceError]]) -> None:
+        """Keep which checkpoints were not there while another one was; once for each."""
+        noted = {event["uri"] for event in self.ctx.run.events("checkpoint_gone")}
+        for uri, contained, error in gone:
+            if uri not in noted:
+                self.ctx.run.append(
+                    "checkpoint_gone",
+                    arm=self.arm.name,
+                    phase=self.phase,
+                    uri=uri,
+                    policy_version=contained,
+                    error=error.error,
+                )
+
+    def _nothing_left(self, gone: list[tuple[str, int, ServiceError]]) -> ServiceError:
+        uri, _, error = gone[-1]
+        failure = error.failure or Failure(FailureKind.LOST_MODEL, error.error)
+        if checkpoint_named_gone(failure) or failure.kind is FailureKind.PERMANENT:
+            self._note_gone(gone)
+            failure = replace(failure, kind=FailureKind.PERMANENT)
+        text = (
+            f"none of the {len(gone)} checkpoints can be loaded, not even the initialization "
+            f"checkpoint {uri}: {failure.text}"
+        )
+        return replace(failure, text=text).as_error(f"training client of {self.arm.name}")
 
     async def _apply(self, trainer: Trainer, index: int) -> float | None:
         """Send update `index` once. Intent is written before, the outcome after.

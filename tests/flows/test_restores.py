@@ -65,6 +65,39 @@ def test_restores_are_compared_three_ways_and_enter_the_provenance(
     assert judged.to_record()["status"] == "passed"
 
 
+@pytest.mark.usefixtures("lost_at_the_last_save")
+def test_run_goes_on_from_an_older_checkpoint_where_the_newest_has_expired(
+    plan_of: PlanMaker,
+    whole_run: tuple[Run, Outcome],
+    local_service: LocalService,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Version 2 of each arm is deleted as soon as it is saved; its restore replays from version 0."""
+    save = Trainer.save
+
+    async def expiring(self: Trainer, name: str) -> str:
+        uri = await save(self, name)
+        if name == "train-000002":
+            model = uri.removeprefix("tinker://").partition("/")[0]
+            path = f"/api/v1/training_runs/{model}/checkpoints/weights/{name}"
+            httpx.delete(local_service.url + path).raise_for_status()
+        return uri
+
+    monkeypatch.setattr(Trainer, "save", expiring)
+
+    outcome = run_comparison(plan_of(policy=QUICK))
+
+    run = Run.open(outcome.run_path)
+    assert run.content_digests() == whole_run[0].content_digests()
+    gone = sorted(
+        (event["arm"], event["policy_version"]) for event in run.events("checkpoint_gone")
+    )
+    assert gone == [("dppo", 2), ("grpo", 2)]
+    restores = [event for event in run.events("client_opened") if event["restore"] > 0]
+    assert {(event["policy_version"], event["replayed_updates"]) for event in restores} == {(0, 4)}
+    assert {event["difference"] for event in run.events("replay_compared")} == {0.0}
+
+
 def test_weights_that_were_forgotten_as_soon_as_they_were_published_are_published_again(
     plan_of: PlanMaker, whole_run: tuple[Run, Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
