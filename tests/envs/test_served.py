@@ -10,7 +10,7 @@ import pytest
 from envs.conversation import DIMENSIONS, Transcript
 from envs.errors import EnvInputError, EnvServiceError
 from envs.protocols import SampledSequence, Turn
-from envs.rendering import make_renderer
+from envs.rendering import ParsedReply, make_renderer
 from envs.served import AnswerError, Partner, make_partner
 from envs.served_judge import ServedJudge, judge_prompt, read_judgement
 from envs.served_user import ServedUser, read_user_message
@@ -168,14 +168,30 @@ def test_reasoning_is_told_from_the_answer_without_the_stop_token(tokenizer, scr
     assert asyncio.run(user.first()).text == "I want it."
 
 
-def test_answer_that_has_no_end_for_the_renderer_is_unreadable(renderer, scripted):
-    """Two ends: the service stopped, but not where this renderer would have."""
-    sampler = Strips(renderer, [("I<|im_end|>want", "stop")] * 3)
+class NeverEnds:
+    """A renderer that finds no end of an answer, whatever stands there."""
+
+    def prompt(self, messages):
+        return (1,)
+
+    def stop_tokens(self):
+        return [2]
+
+    def parse(self, tokens):
+        return ParsedReply("I want it.", stopped=False)
+
+
+def test_answer_without_an_end_is_called_cut_only_where_the_service_cut_it(renderer):
+    sampler = Strips(renderer, [("I want it.", "length"), *[("I want it.", "stop")] * 2])
 
     with pytest.raises(EnvServiceError) as caught:
-        asyncio.run(ServedUser(partner(renderer, sampler, "simulator"), system="s").first())
+        asyncio.run(ServedUser(partner(NeverEnds(), sampler, "simulator"), system="s").first())
 
-    assert caught.value.problems == ("simulator_unreadable",) * 3
+    assert caught.value.problems == (
+        "simulator_cut",
+        "simulator_unreadable",
+        "simulator_unreadable",
+    )
 
 
 def test_round_after_a_failed_one_asks_with_new_seeds(renderer, scripted):
