@@ -263,11 +263,14 @@ def _teacher_text(run: Run, teacher: dict[str, Any]) -> str:
         if (row["group"], row["sample"]) == (group, teacher["sample"])
     )
     rationale = json.loads(own["info_json"])["info"]["rationale"]
-    return (
+    text = (
         f"Correct solution:\n{solution}\n\n"
         f"The following is feedback from your unsuccessful earlier attempt:\n{rationale}\n\n"
         "Correctly solve the original question.\n\nHelp."
     )
+    for special in ("<|endoftext|>", "<|im_start|>", "<|im_end|>"):  # sampled, and shown as text
+        text = text.replace(special, f"< {special[1:]}")
+    return text
 
 
 def _turns(tokens: list[dict[str, Any]]) -> list[tuple[int, int]]:
