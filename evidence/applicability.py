@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from evidence.errors import InputError
-from evidence.values import as_mapping, jsonable, spec_mapping
+from evidence.values import as_list, as_mapping, jsonable, spec_mapping
 
 ApplicabilityStatus = Literal["required", "not_applicable", "unknown"]
 
@@ -61,9 +61,10 @@ def check_applicability(spec: object, check: str) -> Applicability:
     """Say whether a check is required by a spec.
 
     A covered feature that is true requires the check, whatever the check's own block says; so does
-    a block that states ``required: true`` or ``applicable: true``, and any decision rule. Only
-    features that are declared false let a check be skipped: a missing declaration leaves it
-    unknown, and what is unknown is enforced.
+    a block that states ``required: true`` or ``applicable: true``, any decision rule, and an
+    activation gate with diagnostics that does not opt out. Only features that are declared false
+    let a check be skipped: a missing declaration leaves it unknown, and what is unknown is
+    enforced.
 
     Args:
         spec: a spec, a triage document that holds one, or a parsed `Spec`; any JSON value.
@@ -98,6 +99,9 @@ def _judge(
     if True in [flag for flag in flags if isinstance(flag, bool)]:
         return "required", (f"spec.{check} requires it",)
     if check == "decision_rule" and block not in (None, {}, []):
+        return "required", (f"spec.{check} is present",)
+    opts_out = any(flag is False for flag in flags)
+    if check == "activation_gate" and as_list(as_mapping(block).get("checks")) and not opts_out:
         return "required", (f"spec.{check} is present",)
     unclear = [name for name, value in features.items() if value is not False]
     if unclear:

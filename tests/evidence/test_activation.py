@@ -161,6 +161,23 @@ def test_a_gate_without_diagnostics_is_unverified(checks):
     assert validate(spec, {"values": VALUES}).status == "unverified"
 
 
+@pytest.mark.parametrize("flags", [{}, {"required": None}, {"applicable": "no"}, {"required": 0}])
+def test_a_registered_gate_is_judged_unless_it_opts_out(flags):
+    """No covered feature asks for this gate: its own diagnostics do."""
+    gate = {**flags, "checks": [{"metric": "m", "min": 2, "max": 2}]}
+    results = [validate({"activation_gate": gate}, {"values": {"m": m}}) for m in (5, 2)]
+    assert [result.status for result in results] == ["failed", "passed"]
+    assert results[0].to_record()["applicability"] == "required"
+
+
+@pytest.mark.parametrize("flag", ["required", "applicable"])
+def test_a_registered_gate_can_opt_out(flag):
+    gate = {flag: False, "checks": [{"metric": "m", "min": 2, "max": 2}]}
+    result = validate({"activation_gate": gate}, {"values": {"m": 5}})
+    assert (result.status, result.checks) == ("not_applicable", ())
+    assert result.reasons == ("spec.activation_gate opts out and no feature it covers is true",)
+
+
 @pytest.mark.parametrize("gate", [{"applicable": False}, None, {}])
 def test_a_spec_without_the_gate_needs_none(gate):
     result = validate({"activation_gate": gate}, None)
