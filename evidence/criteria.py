@@ -102,7 +102,7 @@ class DecisionResult:
         applicability: whether the rule applies, as the contract writes it.
         rule: unit, n_seeds, alpha and method; None where the contract leaves them out.
         reported_verdict: a definitive claim that this answer does not bear out.
-        notes: how roles were mapped to arms; never part of the record.
+        notes: how roles were mapped to arms, where neither spec nor execution file says it.
         samples: criterion id to what its interval rests on; never part of the record.
     """
 
@@ -117,7 +117,7 @@ class DecisionResult:
     samples: Mapping[str, Sample] = field(default_factory=dict, compare=False)
 
     def to_record(self) -> dict[str, Any]:
-        """Return the contract's object, keys in its order."""
+        """Return the contract's object, keys in its order; ``notes`` follow where there are any."""
         record: dict[str, Any] = {
             "status": self.status,
             "issues": list(self.issues),
@@ -128,6 +128,8 @@ class DecisionResult:
         }
         if self.reported_verdict is not None:
             record["reported_verdict"] = self.reported_verdict
+        if self.notes:
+            record["notes"] = list(self.notes)
         return record
 
 

@@ -208,8 +208,11 @@ class _Judge:
             and (self.roles[name] in observed or name not in observed)
         }
         open_names = [name for name in names if name not in mapped and name not in observed]
-        listed = [as_mapping(arm).get("name") for arm in as_list(self.spec.get("arms"))]
-        planned = [name for name in listed if is_text(name)]
+        arms = [as_mapping(arm) for arm in as_list(self.spec.get("arms"))]
+        if any(arm.get("role") is not None for arm in arms):
+            stated = _stated_roles(arms)
+            return {**mapped, **{name: stated[name] for name in open_names if name in stated}}, ()
+        planned = [arm["name"] for arm in arms if is_text(arm.get("name"))]
         if set(open_names) != {"treatment", "baseline"} or len(planned) != 2:
             return mapped, ()
         mapped.update(baseline=planned[0], treatment=planned[1])
@@ -247,6 +250,15 @@ class _Judge:
             for arm in arms_of(criterion, roles):
                 for seeds, mean in _means(rule, criterion, arm, observations):
                     _check_score(scores, criterion, arm, used, seeds, mean, rule)
+
+
+def _stated_roles(arms: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return role to arm where every arm of the spec states a role, and only those of one arm."""
+    pairs = [(arm.get("role"), arm.get("name")) for arm in arms]
+    if not all(is_text(role) and is_text(name) for role, name in pairs):
+        return {}
+    roles = [role for role, _ in pairs]
+    return {str(role): str(name) for role, name in pairs if roles.count(role) == 1}
 
 
 def _check_budgets(budgets: object) -> None:

@@ -49,8 +49,7 @@ def _line(field: str, answer: Any) -> str:
 
 
 def _why(answer: Mapping[str, Any]) -> str:
-    for key in ("reason", "issues", "problems", "reasons", "findings"):
-        found = answer.get(key)
-        if found:
-            return found if isinstance(found, str) else "; ".join(map(str, found))
-    return ""
+    keys = ("reason", "issues", "problems", "reasons", "findings")
+    found = next((answer[key] for key in keys if answer.get(key)), ())
+    why = [found] if isinstance(found, str) else [*map(str, found)]
+    return "; ".join([*why, *answer.get("notes", ())])

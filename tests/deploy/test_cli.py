@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from deploy.cli import main
+from evidence.evaluator import evaluator_id
 
 SPECS = Path(__file__).resolve().parents[2] / "flows" / "specs"
 SEEDS = Path(__file__).resolve().parents[1] / "evidence" / "seeds"
@@ -176,6 +177,57 @@ def test_run_says_within_half_a_minute_that_no_service_is_there(tmp_path, capsys
     assert url in one_line(capsys)
 
 
+FOREIGN_SPEC = {
+    "arms": [{"name": "grpo"}, {"name": "sdpo"}],
+    "decision_rule": {
+        "version": 1,
+        "unit": "fixed_checkpoint_items",
+        "seeds": [0],
+        "alpha": 0.05,
+        "method": "paired_hoeffding",
+        "criteria": [
+            {
+                "id": "primary",
+                "metric": "accuracy",
+                "weights": {"treatment": 1, "baseline": -1},
+                "bounds": [0, 1],
+                "margin": 0.0,
+            }
+        ],
+    },
+}
+
+
+def foreign_record():
+    """60 items, all solved by sdpo and none by grpo; nothing says which is the treatment."""
+    items = [f"i{number}" for number in range(60)]
+    provenance = {
+        "code_sha256": "c" * 64,
+        "prompt_template": "t",
+        "decoding": {"temperature": 0},
+        "parser": "p",
+        "items": {"ids": items},
+    }
+    evaluator = evaluator_id(provenance)
+    shared = {"seed": 0, "metric": "accuracy", "evaluator_id": evaluator}
+    arms = {"grpo": 0, "sdpo": 1}
+    rows = [
+        {**shared, "item_id": item, "arm": arm, "value": value}
+        for arm, value in arms.items()
+        for item in items
+    ]
+    scores = [{**shared, "arm": arm, "value": value} for arm, value in arms.items()]
+    return {
+        "decision": {"version": 1, "observations": rows},
+        "evaluation": {
+            "version": 1,
+            "evaluators": {evaluator: provenance},
+            "scores": scores,
+            "comparisons": [],
+        },
+    }
+
+
 def test_audit_reproduces_the_real_record(capsys):
     """The printed object holds every validation of the record, exactly."""
     spec, record = SEEDS / "sdpo_triage.json", SEEDS / "sdpo_run.json"
@@ -193,6 +245,20 @@ def test_audit_reproduces_the_real_record(capsys):
         "restoration_validation",
     ):
         assert json.dumps(answers[name]) == json.dumps(fields[name])
+
+
+def test_audit_says_by_which_rule_it_mapped_roles(tmp_path, capsys):
+    """A record that names no roles is judged by the order of the arms, and that is printed."""
+    spec, record = tmp_path / "spec.json", tmp_path / "record.json"
+    spec.write_text(json.dumps(FOREIGN_SPEC))
+    record.write_text(json.dumps(foreign_record()))
+
+    assert main(["audit", str(spec), str(record)]) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    (line,) = [line for line in lines if line.startswith("decision_validation")]
+    assert line.split()[1] == "supported"
+    assert line.endswith("By the order of the spec's arms, baseline is grpo and treatment is sdpo.")
 
 
 @pytest.mark.parametrize("command", ["verify", "report", "status"])

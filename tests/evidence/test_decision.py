@@ -670,15 +670,48 @@ def test_roles_of_an_execution_file_map_weights_to_arms():
 
 
 def test_foreign_record_is_mapped_by_the_order_of_arms_and_says_so():
-    """The rule is in the notes; the record keeps the contract's keys."""
+    """The rule stands last in the record, after the contract's keys."""
     spec, record = named_arms()
     result = record.judged(spec)
     assert result.status == "supported"
-    assert result.notes == (
-        "The record does not say which arm has which role. By the order of the spec's arms, "
-        "baseline is grpo and treatment is sdpo_token.",
+    assert list(result.to_record().items())[-1] == (
+        "notes",
+        [
+            "The record does not say which arm has which role. By the order of the spec's arms, "
+            "baseline is grpo and treatment is sdpo_token.",
+        ],
     )
+
+
+@pytest.mark.parametrize("turn", [1, -1])
+def test_roles_that_the_arms_state_count_in_either_order(turn):
+    """Treatment right on all items, baseline on none; no rule is needed, so none is noted."""
+    spec, record = named_arms()
+    arms = [{"name": "sdpo_token", "role": "treatment"}, {"name": "grpo", "role": "baseline"}]
+    result = record.judged(spec | {"arms": arms[::turn]})
+    assert (result.status, result.notes) == ("supported", ())
     assert "notes" not in result.to_record()
+
+
+def test_an_execution_file_goes_before_the_roles_of_the_arms():
+    spec, record = named_arms()
+    spec["arms"] = [
+        {"name": "sdpo_token", "role": "treatment"},
+        {"name": "grpo", "role": "baseline"},
+    ]
+    swapped = {"baseline": "sdpo_token", "treatment": "grpo"}
+    assert record.judged(spec, roles=swapped).status == "refuted"
+
+
+@pytest.mark.parametrize(
+    "roles", [("treatment", None), ("treatment", "treatment"), ("a", "b"), (1, 2)]
+)
+def test_stated_roles_that_leave_one_open_are_not_guessed(roles):
+    """Arms that say something else than the order would are not mapped by the order."""
+    spec, record = named_arms()
+    names = ("grpo", "sdpo_token")
+    spec["arms"] = [{"name": name, "role": role} for name, role in zip(names, roles, strict=True)]
+    refused(record.judged(spec))
 
 
 def test_arms_that_are_called_as_the_weights_need_no_rule(clear):
