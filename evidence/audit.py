@@ -58,7 +58,7 @@ def audit(
     fields = found.fields
     document = spec_mapping(spec)
     answers = {**_validations(document, found, roles), **_reported(document, found)}
-    if fields.get("feasibility") is not None or _feasibility_required(document, fields):
+    if fields.get("feasibility") is not None or feasibility_required(document, fields):
         answers.update(_feasibility(document, fields, found.verdict))
     answers.update(_answers_of_spec(document))
     return dict(sorted(answers.items()))
@@ -110,8 +110,8 @@ def _validations(
     generated = generation_audit.validate_for_spec(
         document,
         fields.get("generation_audit"),
-        tasks=_rows(found.files, report.get("dataset_file")),
-        evaluation=_rows(found.files, report.get("evaluation_file")),
+        tasks=evidence_rows(found.files, report.get("dataset_file")),
+        evaluation=evidence_rows(found.files, report.get("evaluation_file")),
     )
     provenance = fields.get("initialization_provenance")
     return {
@@ -143,22 +143,30 @@ def _reported(document: Mapping[str, Any], found: _Found) -> dict[str, Any]:
     return answers
 
 
-def _feasibility_required(document: Mapping[str, Any], fields: Mapping[str, Any]) -> bool:
+def feasibility_required(document: Mapping[str, Any], fields: Mapping[str, Any]) -> bool:
+    """Whether a spec or a record asks for a measured feasibility."""
     return True in (document.get("feasibility_required"), fields.get("feasibility_required"))
+
+
+def feasibility_of(
+    document: Mapping[str, Any], fields: Mapping[str, Any]
+) -> feasibility.FeasibilityResult:
+    """Judge the feasibility that a record reports: an agent's own report, or an answer to one."""
+    reported = fields.get("feasibility")
+    answer = as_mapping(reported)
+    dated = {"recorded_at": answer["recorded_at"]} if "recorded_at" in answer else {}
+    own = "record" not in answer and any(key in answer for key in _REPORT_KEYS)
+    held = reported if own or not isinstance(reported, Mapping) else answer.get("record")
+    return feasibility.validate(document, held, **dated)
 
 
 def _feasibility(
     document: Mapping[str, Any], fields: Mapping[str, Any], verdict: str | None
 ) -> dict[str, Any]:
     """Answer feasibility, and keep a definitive verdict that it withholds."""
-    reported = fields.get("feasibility")
-    answer = as_mapping(reported)
-    dated = {"recorded_at": answer["recorded_at"]} if "recorded_at" in answer else {}
-    own = "record" not in answer and any(key in answer for key in _REPORT_KEYS)
-    held = reported if own or not isinstance(reported, Mapping) else answer.get("record")
-    result = feasibility.validate(document, held, **dated)
+    result = feasibility_of(document, fields)
     answers: dict[str, Any] = {"feasibility": result.to_record()}
-    required = _feasibility_required(document, fields)
+    required = feasibility_required(document, fields)
     if required and result.status != "feasible" and verdict in DEFINITIVE:
         answers["feasibility_reported_verdict"] = verdict
     return answers
@@ -192,7 +200,7 @@ def _inline_files(evidence: object, result: EvidenceResult) -> dict[str, bytes]:
     }
 
 
-def _rows(files: Mapping[str, bytes], name: object) -> list[Any] | None:
+def evidence_rows(files: Mapping[str, bytes], name: object) -> list[Any] | None:
     """Return the rows of a JSONL evidence file, None if it is not there or is no JSONL."""
     if not isinstance(name, str) or name not in files:
         return None

@@ -137,7 +137,12 @@ class ReportData:
         judged, _ = judge_decision(self.spec, self.result, self.execution, self.files)
         statuses = {name: str(gate.get("status")) for name, gate in self.gates.items()}
         final = final_verdict(
-            judged, spec=self.spec, result=self.result, gates=statuses, identity=self.identity
+            judged,
+            spec=self.spec,
+            result=self.result,
+            gates=statuses,
+            files=self.files,
+            identity=self.identity,
         )
         return final.computed, list(final.withheld), final.changed_experiment_verdict
 

@@ -23,7 +23,14 @@ from evidence.errors import InputError, shorten
 from evidence.manifest import CRATE, MANIFEST, STATEMENT, UNLISTED, Manifest, read_manifest
 from evidence.sources import source_digest, unpack_sources
 from evidence.values import as_list, as_mapping, is_number, same
-from evidence.verdict_inputs import final_verdict, gate_statuses, judge_decision, roles_of
+from evidence.verdict_inputs import (
+    can_judge_generation,
+    final_verdict,
+    gate_conflicts,
+    gate_statuses,
+    judge_decision,
+    roles_of,
+)
 
 _ARCHIVES: Mapping[bytes, str] = {
     b"PK\x03\x04": "zip",
@@ -136,6 +143,7 @@ class _Check:
             "decision": self.decision_matches,
             "validations": self.validations_match,
             "result": self.result_is_consistent,
+            "gates": self.gates_are_consistent,
             "verdict": self.verdict_matches,
         }
 
@@ -314,6 +322,12 @@ class _Check:
             self.problems.append(f"{MANIFEST}: per_arm_metrics are not those of the result")
         return f"{len(history)} posted results are consistent; deviations were recorded in time"
 
+    def gates_are_consistent(self) -> str:
+        self.problems += gate_conflicts(self.data)
+        if not can_judge_generation(self._result(), self.data):
+            self.unchecked.append("generation audit: the generated tasks are not in the bundle")
+        return "each gate's status is that of its validation"
+
     def verdict_matches(self) -> str:
         result = self._result()
         final = final_verdict(
@@ -321,6 +335,7 @@ class _Check:
             spec=self._json("spec.json"),
             result=result,
             gates=gate_statuses(self.data),
+            files=self.data,
             identity=self._json("identity.json"),
         )
         self.recomputed["verdict"] = final.to_record()

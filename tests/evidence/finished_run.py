@@ -22,7 +22,11 @@ def spec(**over):
         "success_criterion": "The interval lies above 0.",
         "primary_endpoint": "accuracy@final",
         "arms": [{"name": "grpo", "seed": 0}, {"name": "dppo", "seed": 0}],
-        "experiment_features": {"paired_comparison": True},
+        "experiment_features": {
+            **{"custom_loss": False, "custom_optimizer": False, "paired_training_arms": True},
+            **{"checkpoint_restore": False, "generated_training_data": False},
+            **{"paired_comparison": True, "adaptive_selection": False},
+        },
         "restoration_preflight": {
             "applicable": True,
             "groups": [{"arms": [{"name": name, "optimizer": "adam"} for name in ARMS]}],
@@ -296,7 +300,8 @@ def build_finished_run(
         judged,
         spec=run.spec,
         result={**result.current, "status": "succeeded"},
-        gates=(gates and {n: gates.get(n, "passed") for n in GATES}) or {},
+        gates={name: (gates or {}).get(name, "passed") for name in GATES},
+        files={},
         identity=run.identity,
     )
     result.finish(
