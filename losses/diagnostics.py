@@ -16,7 +16,7 @@ import torch
 from numpy.typing import ArrayLike
 
 from losses.dppo import Dppo
-from losses.dppo_rule import DppoRule, drift
+from losses.dppo_rule import TOPK_DIVERGENCES, DppoRule, drift
 from losses.errors import LossConfigError, LossInputError
 from losses.grpo_clip import GrpoClip
 from losses.inputs import LossInputs, LossOutput
@@ -112,7 +112,8 @@ class DiagnosticSettings:
     """Against which thresholds tokens are counted; the same for all arms of a comparison."""
 
     rule: DppoRule | None
-    """The treatment's mask; None leaves the exceedance columns null."""
+    """The treatment's mask; None leaves the exceedance columns null, and so do tokens that come
+    without what it compares with (recomputed log-probabilities, a top-K divergence)."""
     ratio_cap: float | None
     """The cap whose hits are counted; None leaves those columns null."""
     ppo_low_threshold: float
@@ -226,8 +227,9 @@ def token_diagnostics(tokens: TokenArrays, *, settings: DiagnosticSettings) -> D
         settings: thresholds of the counts.
 
     Returns:
-        One entry per name in ``COLUMNS``; null where it cannot be had (no trained token, no rule,
-        no cap).
+        One entry per name in ``COLUMNS``; null where it cannot be had (no trained token, no rule or
+        nothing that the rule compares with, no cap). Sampling log-probabilities never stand in for
+        an anchor that was not recorded.
     """
     signs = np.sign(tokens.advantages_N)
     log_ratio_N = tokens.target_logprobs_N - tokens.sampling_logprobs_N
@@ -239,7 +241,7 @@ def token_diagnostics(tokens: TokenArrays, *, settings: DiagnosticSettings) -> D
     ppo_N = ppo_clipped(ratio_N, signs, settings=settings)
     record |= ppo_counts(ratio_N, signs, ppo_N, settings=settings)
     exceed_N = None
-    if settings.rule is not None:
+    if settings.rule is not None and can_exceed(tokens, settings.rule):
         up_N, down_N = exceedances(tokens, settings.rule)
         exceed_N = up_N | down_N
         record |= exceedance_counts(up_N, down_N, signs)
@@ -301,6 +303,13 @@ def ppo_counts(
         "ppo_counterfactual_with_zero_advantage_tokens": count(ppo_N | (low_N & (signs_N == 0))),
         "ppo_two_sided_tokens": count(high_N | low_N),
     }
+
+
+def can_exceed(tokens: TokenArrays, rule: DppoRule) -> bool:
+    """Whether tokens carry what a rule compares with; those of an arm with another loss may not."""
+    if rule.divergence in TOPK_DIVERGENCES:
+        return tokens.divergence_N is not None
+    return rule.anchor == "sampling" or tokens.anchor_logprobs_N is not None
 
 
 def exceedances(tokens: TokenArrays, rule: DppoRule) -> tuple[Bools, Bools]:

@@ -12,6 +12,7 @@ from losses.diagnostics import (
     FRACTIONS,
     QUANTILES,
     DiagnosticSettings,
+    exceedances,
     fractions,
     pool_counts,
     pooled_diagnostics,
@@ -345,12 +346,47 @@ def test_exceedances_follow_the_rules_divergence_and_anchor():
     assert (near["exceed"], far["exceed"]) == (0, 1)
 
 
-def test_exceedances_without_the_rules_anchor_are_refused():
-    """The sampling log-probabilities never stand in for the anchor."""
-    rule = DppoRule(divergence="binary_tv", anchor="recompute", delta_low=0.1, delta_high=0.1)
+@pytest.mark.parametrize(
+    "rule",
+    [
+        DppoRule(divergence="binary_tv", anchor="recompute", delta_low=0.1, delta_high=0.1),
+        DppoRule(divergence="topk_tv", anchor="sampling", delta_low=0.1, delta_high=0.1),
+    ],
+)
+def test_exceedances_without_what_the_rule_compares_with_are_null(rule):
+    """The tokens of another arm: sampling log-probabilities never stand in for the anchor."""
+    record = token_diagnostics(EIGHT, settings=settings(rule=rule))
 
-    with pytest.raises(LossInputError, match="anchor_logprobs_N: None"):
-        token_diagnostics(EIGHT, settings=settings(rule=rule))
+    nulls = {name for name, value in record.items() if value is None}
+    assert nulls == {
+        "exceed",
+        "exceed_dropped",
+        "exceed_dropped_positive",
+        "exceed_dropped_negative",
+        "exceed_restoring",
+        "exceed_zero_advantage",
+        "exceed_fraction",
+        *(f"prob_bin_{index}_exceed" for index in range(6)),
+    }
+    assert record["masked_tokens"] == token_diagnostics(EIGHT, settings=settings())["masked_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "missing"),
+    [
+        (
+            DppoRule(divergence="binary_tv", anchor="recompute", delta_low=0.1, delta_high=0.1),
+            "anchor_logprobs_N: None",
+        ),
+        (
+            DppoRule(divergence="topk_tv", anchor="sampling", delta_low=0.1, delta_high=0.1),
+            "divergence_T: None",
+        ),
+    ],
+)
+def test_exceedances_themselves_are_refused_without_it(rule, missing):
+    with pytest.raises(LossInputError, match=missing):
+        exceedances(EIGHT, rule)
 
 
 def test_bins_put_edges_into_the_upper_bin_and_one_into_the_last():
