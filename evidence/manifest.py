@@ -6,6 +6,7 @@ happens to whatever is larger.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,12 +36,18 @@ KINDS = (
 
 RULE = (
     f"At most {MAX_FILE_BYTES} bytes a file, {MAX_FILES} files and {MAX_TOTAL_BYTES} bytes in all. "
-    "Files are fitted in by kind, in the order of `kinds`, then by name. JSON Lines above the "
+    "Files are fitted in by kind, in the order of `kinds`, then by name; the ledger comes before "
+    "all artifacts, and the records of attempts come last, the newest first. JSON Lines above the "
     "limit of a file are split at line ends into numbered parts. What does not fit is left out "
     "and listed under `omitted` with size, rows and SHA-256; it stays in the run directory."
 )
-_RESERVED_FILES = len(UNLISTED)
-_RESERVED_BYTES = 256 * 1024
+LEDGER = "ledger.jsonl"
+_ATTEMPT = re.compile(r"attempt-(?P<number>[0-9]{1,9})\.json")
+_RESERVED_FILES = len((*UNLISTED, CRATE))
+"""Files that are made of those that were fitted in."""
+_RESERVED_BYTES = 192 * 1024
+_RESERVED_BYTES_EACH = 1024
+"""For what manifest and crate say of one offered file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +126,12 @@ def fit(candidates: Iterable[Candidate]) -> Fitted:
     Raises:
         InputError: if two files have one name, or a name or kind cannot be used.
     """
-    ordered = sorted(candidates, key=lambda one: (_rank(one), one.name))
+    ordered = sorted(candidates, key=_rank)
     _refuse_names(ordered)
     files: list[tuple[Entry, bytes]] = []
     omitted: list[tuple[Entry, str]] = []
-    bytes_left = MAX_TOTAL_BYTES - _RESERVED_BYTES
+    reserved = _RESERVED_BYTES + _RESERVED_BYTES_EACH * max(MAX_FILES, len(ordered))
+    bytes_left = MAX_TOTAL_BYTES - reserved
     for candidate in ordered:
         pieces = _pieces(candidate)
         size = sum(entry.size for entry, _ in pieces)
@@ -156,6 +164,36 @@ def split_lines(data: bytes, *, limit: int) -> list[bytes]:
     if start < len(data) or not parts:
         parts.append(data[start:])
     return parts
+
+
+def whole_file(
+    name: str, files: Mapping[str, bytes], entries: Iterable[Entry], *, where: str | None = MANIFEST
+) -> bytes | None:
+    """Return a file's bytes, put together from its parts; None if neither is there.
+
+    Args:
+        name: of the whole file.
+        files: bytes by name.
+        entries: those of the manifest.
+        where: the file that names the parts, for messages.
+
+    Raises:
+        InputError: if a part is missing, or the parts do not give the whole.
+    """
+    if name in files:
+        return files[name]
+    parts = [
+        (one.part_of["part"], one) for one in entries if one.part_of and one.part_of["name"] == name
+    ]
+    if not parts:
+        return None
+    for _, entry in parts:
+        if entry.name not in files:
+            raise InputError(entry.name, "missing", "a file of the bundle", where=where)
+    data = b"".join(files[entry.name] for _, entry in sorted(parts, key=lambda part: part[0]))
+    if sha256_hex(data) != as_mapping(parts[0][1].part_of)["sha256"]:
+        raise InputError(name, "other bytes", "parts that give the whole file", where=where)
+    return data
 
 
 def read_manifest(data: bytes, *, where: str | None = None) -> Manifest:
@@ -195,14 +233,35 @@ def _read_entry(value: object, index: int, where: str | None) -> Entry:
         raise InputError(f"{place}.size", size, "a whole number", where=where)
     if rows is not None and not is_count(rows):
         raise InputError(f"{place}.rows", rows, "a whole number", where=where)
-    part_of = found.get("part_of")
-    return Entry(name, kind, sha256, size, rows, as_mapping(part_of) if part_of else None)
+    return Entry(name, kind, sha256, size, rows, _read_part(found.get("part_of"), place, where))
 
 
-def _rank(candidate: Candidate) -> int:
+def _read_part(value: object, place: str, where: str | None) -> Mapping[str, Any] | None:
+    if value is None:
+        return None
+    found = as_mapping(value)
+    if not is_text(found.get("name")) or not is_sha256(found.get("sha256")):
+        expected = "the name and SHA-256 of the whole file"
+        raise InputError(f"{place}.part_of", value, expected, where=where)
+    for field in ("part", "parts"):
+        if not is_count(found.get(field)):
+            raise InputError(
+                f"{place}.part_of.{field}", found.get(field), "a whole number", where=where
+            )
+    return found
+
+
+def _rank(candidate: Candidate) -> tuple[int, int, str]:
+    """Return the place in the order of `RULE`: kind, age, name."""
     if candidate.kind not in KINDS:
         raise InputError(f"kind of {candidate.name}", candidate.kind, f"one of {', '.join(KINDS)}")
-    return KINDS.index(candidate.kind)
+    kind = KINDS.index(candidate.kind)
+    if candidate.name == LEDGER:
+        return KINDS.index("artifact"), -1, candidate.name
+    attempt = _ATTEMPT.fullmatch(candidate.name) if candidate.kind == "journal" else None
+    if attempt is not None:
+        return len(KINDS), -int(attempt["number"]), candidate.name
+    return kind, 0, candidate.name
 
 
 def _refuse_names(candidates: Sequence[Candidate]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from evidence.canonical import loads_strict
 from evidence.episode_metrics import FAILED
-from evidence.manifest import MANIFEST
+from evidence.manifest import LEDGER, MANIFEST, read_manifest, whole_file
 from evidence.report_episodes import EpisodeTable, episode_tables
 from evidence.report_text import finite, number
 from evidence.values import as_list, as_mapping, spec_mapping
@@ -25,6 +25,9 @@ GATE_ORDER = (
 )
 """The order in which gates are asked; others follow by name."""
 
+RESTORES = "restores.jsonl"
+NOT_IN_BUNDLE = "not in the bundle"
+"""Said of a number whose file was left out."""
 VERDICT_WORDS = {
     "supported": "The hypothesis is supported.",
     "refuted": "The hypothesis is refuted.",
@@ -86,7 +89,9 @@ class ReportData:
         self.files = files
         self.folder = folder
         self.transcripts = transcripts
-        self.manifest = as_mapping(self._json(MANIFEST))
+        read = read_manifest(files[MANIFEST], where=MANIFEST)
+        self.manifest = read.record
+        self._entries = read.entries
         self.spec = spec_mapping(self._json("spec.json"))
         self.execution = self._json("execution.json")
         self.identity = as_mapping(self._json("identity.json"))
@@ -171,7 +176,7 @@ class ReportData:
 
     def _failed_partners(self) -> dict[str, int]:
         """How often a simulator or judge gave no usable answer at all."""
-        events = [event for event in self._rows("ledger.jsonl") if event.get("event") == FAILED]
+        events = [event for event in self._rows(LEDGER) if event.get("event") == FAILED]
         return dict(Counter(str(event.get("partner")) for event in events))
 
     @property
@@ -259,7 +264,7 @@ class ReportData:
     @cached_property
     def seconds(self) -> float | None:
         """Wall time from the first event to the last posted result."""
-        events = self._rows("ledger.jsonl")
+        events = self._rows(LEDGER)
         posted = [event for event in events if event.get("event") == "result"]
         if not events or not posted:
             return None
@@ -267,14 +272,18 @@ class ReportData:
         return (last - first).total_seconds() if first and last else None
 
     @cached_property
-    def attempts(self) -> int:
-        """How many attempts were closed."""
-        return sum(event.get("event") == "attempt_closed" for event in self._rows("ledger.jsonl"))
+    def attempts(self) -> int | str:
+        """How many attempts were closed; words where the bundle does not tell."""
+        if not self._has(LEDGER):
+            return NOT_IN_BUNDLE
+        return len([one for one in self._rows(LEDGER) if one.get("event") == "attempt_closed"])
 
     @cached_property
-    def restores(self) -> int:
-        """How often a training checkpoint was loaded after creation."""
-        return sum(row.get("restore", 0) > 0 for row in self._rows("restores.jsonl"))
+    def restores(self) -> int | str:
+        """How often a checkpoint was loaded after creation; words where the bundle does not tell."""
+        if not self._has(RESTORES):
+            return NOT_IN_BUNDLE
+        return len([row for row in self._rows(RESTORES) if row.get("restore", 0) > 0])
 
     @property
     def sources(self) -> list[Mapping[str, Any]]:
@@ -290,8 +299,12 @@ class ReportData:
         data = self.files.get(name)
         return None if data is None else loads_strict(data, where=name)
 
+    def _has(self, name: str) -> bool:
+        return whole_file(name, self.files, self._entries) is not None
+
     def _rows(self, name: str) -> list[Mapping[str, Any]]:
-        data = self.files.get(name, b"")
+        """Return the rows of a JSON Lines file, whole or in parts; none where it is not there."""
+        data = whole_file(name, self.files, self._entries) or b""
         return [as_mapping(loads_strict(line, where=name)) for line in data.splitlines() if line]
 
 

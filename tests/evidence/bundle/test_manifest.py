@@ -10,6 +10,12 @@ from evidence.manifest import Candidate, fit, read_manifest, split_lines
 MIB = 1024 * 1024
 
 
+def _part(**over):
+    """A manifest's entry of the first of two parts, changed."""
+    part_of = {"name": "a.jsonl", "sha256": "b" * 64, "parts": 2, "part": 1, **over}
+    return {"name": "a", "kind": "spec", "sha256": "a" * 64, "size": 1, "part_of": part_of}
+
+
 @pytest.mark.parametrize(
     ("data", "limit", "parts"),
     [
@@ -62,15 +68,43 @@ def test_exactly_the_limit_of_a_file_fits():
 
 
 def test_files_are_fitted_in_by_kind_then_name():
-    """62 files fit beside manifest and statement; of 70, journals go before results do."""
+    """61 files fit beside manifest, statement and crate; of 70, journals go before results do."""
     offered = [Candidate(f"j{i:02d}", "journal", b"x") for i in range(40)]
     offered += [Candidate(f"r{i:02d}", "result", b"x") for i in range(30)]
 
     fitted = fit(offered)
 
-    assert len(fitted.files) == 62
+    assert len(fitted.files) == 61
     assert [entry.name for entry, _ in fitted.files][:2] == ["r00", "r01"]
-    assert [entry.name for entry, _ in fitted.omitted] == [f"j{i:02d}" for i in range(32, 40)]
+    assert [entry.name for entry, _ in fitted.omitted] == [f"j{i:02d}" for i in range(31, 40)]
+
+
+def test_ledger_is_fitted_in_before_artifacts_and_newest_attempts_first():
+    """Of 1 ledger, 1 timing, 50 artifacts and 40 attempts, the 31 oldest attempts do not fit."""
+    offered = [Candidate(f"attempt-{i}.json", "journal", b"x") for i in range(1, 41)]
+    offered += [Candidate(f"a{i:02d}", "artifact", b"x") for i in range(50)]
+    offered += [
+        Candidate("timings.jsonl", "journal", b"x"),
+        Candidate("ledger.jsonl", "journal", b"x"),
+    ]
+
+    fitted = fit(offered)
+
+    names = [entry.name for entry, _ in fitted.files]
+    assert names[:2] == ["ledger.jsonl", "a00"]
+    assert names[51:54] == ["timings.jsonl", "attempt-40.json", "attempt-39.json"]
+    assert fitted.omitted[0][0].name == "attempt-31.json"
+    assert len(fitted.omitted) == 31
+
+
+def test_room_is_kept_for_what_the_manifest_says_of_many_files():
+    """2000 small files leave 40 MiB less 192 KiB and 2000 KiB to the others."""
+    offered = [Candidate(f"j{i:04d}", "journal", b"x") for i in range(1996)]
+    offered += [Candidate(f"r{i}", "result", b"x" * int(9.5 * MIB)) for i in range(4)]
+
+    fitted = fit(offered)
+
+    assert [entry.name for entry, _ in fitted.files][:4] == ["r0", "r1", "r2", "j0000"]
 
 
 def test_smaller_file_still_fits_after_one_that_does_not():
@@ -110,6 +144,11 @@ def test_unknown_kind_is_refused():
         ({"files": [{"name": "a", "kind": "spec", "sha256": "x"}]}, r"\[0\]\.sha256"),
         ({"files": [{"name": "a", "kind": "spec", "sha256": "a" * 64, "size": -1}]}, r"\.size"),
         ({"files": [{"name": "a", "kind": "spec", "sha256": "a" * 64, "size": True}]}, r"\.size"),
+        ({"files": [_part(part="x")]}, r"\.part_of\.part"),
+        ({"files": [_part(part=None)]}, r"\.part_of\.part"),
+        ({"files": [_part(parts=-1)]}, r"\.part_of\.parts"),
+        ({"files": [_part(name=["a"])]}, r"\.part_of"),
+        ({"files": [_part(sha256="b")]}, r"\.part_of"),
     ],
 )
 def test_manifest_of_another_form_is_refused(change, named):

@@ -1,5 +1,6 @@
 """The report says what the bundle says, safely, to everyone, and loads nothing."""
 
+import json
 import re
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -7,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from evidence.bundle import build_bundle
+from evidence import manifest
+from evidence.bundle import build_bundle, read_bundle
 from evidence.errors import InputError
+from evidence.manifest import Candidate, fit
 from evidence.report import render_html, render_markdown, write_reports
+from evidence.report_data import ReportData
 from evidence.report_text import duration, html_text, markdown_text, number, printable, size
 from evidence.verify import verify_bundle
 
@@ -64,7 +68,7 @@ def test_report_of_a_supported_run(finished_run):
             *("scored-observations.jsonl", "gated-rl verify", "None: the spec was executed"),
         ):
             assert expected in text
-    digest = re.search(r"\| spec\.json \| spec \|  \| \d+ B \| ([0-9a-f]{64}) \|", markdown)
+    digest = re.search(r"\| spec\.json \| spec \|  \| [\d.]+ \w+ \| ([0-9a-f]{64}) \|", markdown)
     assert digest is not None
     assert digest[1] in page.text
 
@@ -212,3 +216,42 @@ def test_durations_for_people(seconds, shown):
 )
 def test_sizes_for_people(count, shown):
     assert size(count) == shown
+
+
+def test_report_reads_files_in_parts(finished_run, monkeypatch):
+    """Ledger and curves are cut into parts; the report shows what the whole files say."""
+    build_bundle(finished_run, environment={})
+    files = dict(read_bundle(finished_run).data)
+    whole = ReportData(dict(files), folder="b")
+    cut = []
+    for name in ("ledger.jsonl", "metrics-updates.jsonl"):
+        monkeypatch.setattr(manifest, "MAX_FILE_BYTES", len(files[name]) - 1)
+        cut += fit([Candidate(name, "metrics", files.pop(name))]).files
+    record = json.loads(files["manifest.json"])
+    record["files"] = [one for one in record["files"] if one["name"] in files]
+    record["files"] += [entry.to_record() for entry, _ in cut]
+    files |= {entry.name: data for entry, data in cut}
+    files["manifest.json"] = json.dumps(record).encode()
+
+    parts = ReportData(files, folder="b")
+
+    assert [entry.name for entry, _ in cut] == [
+        *("ledger.part-01-of-02.jsonl", "ledger.part-02-of-02.jsonl"),
+        *("metrics-updates.part-01-of-02.jsonl", "metrics-updates.part-02-of-02.jsonl"),
+    ]
+    assert (parts.attempts, parts.restores) == (whole.attempts, whole.restores) == (1, 0)
+    assert parts.charts == whole.charts
+    assert len(parts.charts) == 4
+
+
+def test_report_without_a_ledger_does_not_count_attempts(make_finished_run, monkeypatch):
+    run = make_finished_run()
+    run.append("note", text="x" * 60_000)
+    monkeypatch.setattr(manifest, "MAX_FILE_BYTES", 50_000)
+    build_bundle(run, environment={})
+    files = {k: v for k, v in read_bundle(run).data.items() if k != "restores.jsonl"}
+
+    markdown = render_markdown(files, folder="b")
+
+    assert "| Attempts | not in the bundle |" in markdown
+    assert "| Restores from a checkpoint | not in the bundle |" in markdown

@@ -440,3 +440,87 @@ def test_bytes_beyond_the_limit_of_a_bundle_are_not_read(folder):
 def test_path_that_no_file_can_have_is_refused():
     with pytest.raises(InputError, match="a bundle's folder"):
         verify_bundle("a\x00b")
+
+
+def test_run_with_as_many_files_as_a_bundle_holds_verifies(make_finished_run):
+    """61 files were fitted in; with crate, manifest and statement they are 64."""
+    run = make_finished_run()
+    for number in range(60):
+        run.write_file(f"a{number:02d}.txt", b"x")
+    bundle = build_bundle(run, environment={})
+
+    found = verify_bundle(run.path)
+
+    assert len(bundle.files) == 64
+    assert found.problems == ()
+
+
+def test_ledger_is_kept_where_many_attempts_are_not(make_finished_run):
+    """Of a run with 70 attempts only records of attempts are left out, the oldest first."""
+    deviation = {"field": "dataset", "original": "40", "effective": "8", "reason": "laptop"}
+    run = make_finished_run(deviations=[deviation])
+    for number in range(2, 71):
+        run.store.replace(f"attempts/{number}/result.json", b"{}\n")
+    bundle = build_bundle(run, environment={})
+
+    found = verify_bundle(run.path)
+
+    assert found.problems == ()
+    assert "ledger.jsonl" in bundle.files
+    assert "attempt-70.json" in bundle.files
+    assert {name.partition("-")[0] for name, _ in bundle.omitted} == {"attempt"}
+
+
+def test_ledger_that_was_left_out_leaves_its_checks_open(make_finished_run, monkeypatch):
+    """A ledger of one long line does not fit: whether deviations came in time stays open."""
+    deviation = {"field": "dataset", "original": "40", "effective": "8", "reason": "laptop"}
+    run = make_finished_run(deviations=[deviation])
+    run.append("note", text="x" * 60_000)
+    monkeypatch.setattr(manifest, "MAX_FILE_BYTES", 50_000)
+    bundle = build_bundle(run, environment={})
+
+    found = verify_bundle(run.path)
+
+    assert [name for name, _ in bundle.omitted] == ["ledger.jsonl"]
+    assert found.problems == ()
+    assert "posted results: the ledger is not in the bundle" in found.unchecked
+    assert "deviations: the ledger tells whether they were posted in time" in found.unchecked
+    assert not any("deviations were recorded in time" in text for text in found.checked)
+
+
+def test_ledger_that_nobody_left_out_is_missed(folder, reseal):
+    """Whoever drops the ledger without a word is judged by the final result alone."""
+    result = json.loads((folder / "result.json").read_text())
+    result["deviations"] = [{"field": "steps", "original": "2", "effective": "1", "reason": "x"}]
+    reseal(folder, "result.json", json.dumps(result).encode())
+    entries = json.loads((folder / "manifest.json").read_text())
+    entries["files"] = [e for e in entries["files"] if e["name"] != "ledger.jsonl"]
+    (folder / "manifest.json").write_text(json.dumps(entries))
+    (folder / "ledger.jsonl").unlink()
+
+    assert any("first posted in a final update" in p for p in verify_bundle(folder).problems)
+
+
+@pytest.mark.parametrize("part", ["x", None, [], -1, True])
+def test_part_without_a_number_is_one_problem(folder, part):
+    entries = json.loads((folder / "manifest.json").read_text())
+    entry = next(e for e in entries["files"] if e["name"] == "timings.jsonl")
+    entry["part_of"] = {"name": "all.jsonl", "sha256": "a" * 64, "parts": 1, "part": part}
+    (folder / "manifest.json").write_text(json.dumps(entries))
+
+    (problem,) = verify_bundle(folder).problems
+
+    assert "part_of.part: expected a whole number" in problem
+
+
+def test_observations_in_parts_are_judged_as_they_were_sealed(make_finished_run, monkeypatch):
+    """The rule reads the whole file, so verification puts it together first."""
+    run = make_finished_run(items=200, treatment=200, baseline=50)
+    monkeypatch.setattr(manifest, "MAX_FILE_BYTES", 50_000)
+    bundle = build_bundle(run, environment={})
+
+    found = verify_bundle(run.path)
+
+    assert "scored-observations.part-01-of-02.jsonl" in bundle.files
+    assert found.problems == ()
+    assert found.verdict == "supported"
