@@ -18,7 +18,7 @@ from tinker_cookbook.recipes.math_rl import arithmetic_env
 from tinker_cookbook.recipes.math_rl.arithmetic_env import ArithmeticEnv
 from tinker_cookbook.rl import problem_env
 
-from envs import data_order, single_turn
+from envs import data_order, rendering, single_turn
 from envs.errors import EnvInputError
 from envs.protocols import CanaryResult, Episode, EpisodeSettings, Item, Sampler
 from envs.provenance import code_sha256, text_sha256
@@ -258,5 +258,5 @@ def _unordered_key(pair: Pair) -> str:
 def _grading_modules(renderer: ChatRenderer) -> list[ModuleType]:
     """Every module whose code takes part in a score."""
     this, own_renderer = inspect.getmodule(_item_id), inspect.getmodule(type(renderer.renderer))
-    found = [this, own_renderer, single_turn, arithmetic_env, problem_env]
+    found = [this, own_renderer, rendering, single_turn, arithmetic_env, problem_env]
     return [module for module in found if module is not None]

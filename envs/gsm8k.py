@@ -21,7 +21,7 @@ from tinker_cookbook.recipes.math_rl import math_env, math_grading
 from tinker_cookbook.recipes.math_rl.math_env import MathEnv
 from tinker_cookbook.rl import problem_env
 
-from envs import data_order, single_turn
+from envs import data_order, rendering, single_turn
 from envs.errors import EnvInputError
 from envs.gsm8k_data import Gsm8kData, Problem, load_gsm8k
 from envs.protocols import CanaryResult, Episode, EpisodeSettings, Item, Sampler
@@ -257,6 +257,7 @@ def _grading_modules(renderer: ChatRenderer) -> list[ModuleType]:
     found = [
         inspect.getmodule(_question_key),
         inspect.getmodule(type(renderer.renderer)),
+        rendering,
         single_turn,
         math_env,
         math_grading,

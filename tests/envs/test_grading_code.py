@@ -8,11 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from envs import tau_retail
+from envs import arithmetic, gsm8k, rendering, single_turn, tau_retail
 from envs.errors import EnvInputError
 from envs.grading_code import grading_modules
 from envs.protocols import EpisodeSettings
 from envs.registry import make_environment
+from envs.rendering import make_renderer
 from envs.retail import environment as retail
 from envs.served import make_partner
 from envs.served_renderer import prints_date, reasoning_effort
@@ -137,6 +138,18 @@ def test_modules_that_grading_code_imports_are_in_the_identity(environment, part
     assert environment.__name__ in names
     assert needed - names <= NO_SCORE
     assert {"envs.rendering", "envs.strict_json", "envs.xml_calls", "envs.served"} <= names
+
+
+@pytest.mark.parametrize("environment", [arithmetic, gsm8k], ids=["arithmetic", "gsm8k"])
+def test_code_that_turns_tokens_into_graded_text_is_in_the_identity(environment, tokenizer):
+    """A reply is graded as text: whatever reads it from tokens decides the score with the grader."""
+    modules = environment._grading_modules(make_renderer("qwen3_instruct", tokenizer))
+    names = {module.__name__ for module in modules}
+
+    inside = {name for module in (rendering, single_turn) for name in imported(module)}
+
+    assert {environment.__name__, "envs.rendering", "envs.single_turn"} <= names
+    assert inside - names <= NO_SCORE
 
 
 def test_code_of_partners_that_nobody_serves_is_not_part_of_it():
