@@ -97,7 +97,12 @@ class DppoRule:
 
 
 def binary_kl(current_logprobs_T: Tensor, anchor_logprobs_T: Tensor) -> Tensor:
-    """KL(anchor || current) of the Bernoulli {this token, any other}, in nats."""
+    """KL(anchor || current) of the Bernoulli {this token, any other}, in nats.
+
+    A service may round the logarithm of a probability of 1 to a little above 0; it counts as 0.
+    """
+    current_logprobs_T = current_logprobs_T.clamp(max=0.0)
+    anchor_logprobs_T = anchor_logprobs_T.clamp(max=0.0)
     p_T, q_T = torch.exp(current_logprobs_T), torch.exp(anchor_logprobs_T)
     rest_T = torch.log((1.0 - q_T + KL_SMOOTHING) / (1.0 - p_T + KL_SMOOTHING))
     return q_T * (anchor_logprobs_T - current_logprobs_T) + (1 - q_T) * rest_T

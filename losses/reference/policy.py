@@ -149,8 +149,10 @@ def beyond_delta(
     if divergence == "binary_tv":
         return np.where(up, p - q, q - p) > limit
     if divergence == "binary_kl":
-        same = q * (reference - lp)
-        rest = (1.0 - q) * (np.log(1.0 - q + 1e-8) - np.log(1.0 - p + 1e-8))
+        likely, start = np.minimum(lp, 0.0), np.minimum(reference, 0.0)
+        left, missed = 1.0 - np.exp(likely), 1.0 - np.exp(start)
+        same = np.exp(start) * (start - likely)
+        rest = missed * (np.log(missed + 1e-8) - np.log(left + 1e-8))
         beyond: Bools = moved_there & (same + rest > limit)
         return beyond
     if divergence in ("topk_tv", "topk_kl") and topk is not None:

@@ -6,7 +6,9 @@ import math
 import pytest
 import torch
 
+from losses.dppo_rule import binary_kl
 from losses.errors import LossInputError
+from losses.parity import reference_terms
 from losses.registry import make_loss
 from tests.losses.builders import (
     CISPO,
@@ -143,6 +145,37 @@ def test_dppo_recompute_moves_the_mask_alone():
 
     assert output.keep_T.tolist() == [True]
     assert gradient.tolist() == pytest.approx([-1.5], rel=1e-14)
+
+
+@pytest.mark.parametrize("above", [0.0, 1.2e-7, 1e-4])
+def test_dppo_kl_takes_a_probability_above_one_for_one(above):
+    """0.5 -> 1 is far and dropped, 1 -> 0.5 too, 1 -> 1 is no move; the reference says the same.
+
+    Services return logarithms of probabilities near 1 that round to a little above 0.
+    """
+    config = DPPO | {"divergence": "binary_kl", "delta_low": 0.05, "delta_high": 0.05}
+    current = torch.tensor([above, math.log(0.5), above], dtype=torch.float64)
+    sampling = torch.tensor([math.log(0.5), above, 0.0], dtype=torch.float64)
+    advantages = tensor(1.0, -1.0, 1.0)
+
+    output, _ = run(config, current, inputs(sampling, advantages))
+    expected = reference_terms(
+        config,
+        current=current.numpy(),
+        sampling=sampling.numpy(),
+        advantages=advantages.numpy(),
+        mask=[1.0, 1.0, 1.0],
+    )
+
+    assert output.keep_T.tolist() == [False, False, True]
+    assert expected.keep.tolist() == [False, False, True]
+
+
+def test_binary_kl_of_a_probability_above_one_is_that_of_one():
+    """0.5 ln 0.5 + 0.5 ln(0.5 / 1e-8), both complements with 1e-8 added."""
+    found = binary_kl(tensor(1.2e-7, 0.0), logs(0.5, 0.5))
+
+    assert found.tolist() == pytest.approx([8.5172, 8.5172], rel=1e-5)
 
 
 def test_dppo_without_cap_is_limited_at_20_nats():
