@@ -1,7 +1,8 @@
 """Every load of a training state, counted, checked and recorded.
 
 Load 0 of an arm is its creation from the initialization checkpoint; every later one is a restore.
-What the service reports about the optimizer is read after each load, before the next update.
+What the service reports about the weights and the optimizer is read after each load, before the
+next update, and held against what it reports about the checkpoint and against the plan.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from tasks.context import RunContext
 from tasks.failures import Failure, FailureKind, PermanentServiceError
 from tasks.journal_tables import write_restores
 from tasks.trainer import Trainer
+
+CONTENT = ("adapter_sha256", "base_sha256")
+"""What the embedded service reports about the weights of a loaded model and of a checkpoint."""
 
 
 class Openings:
@@ -69,13 +73,19 @@ class Openings:
             "info": _info(trainer),
             "observed": observed,
         }
-        self._refuse(record)
+        self._refuse(record, other_content(await self._saved(uri, observed), observed, uri))
         name = f"ledger.jsonl client_opened {self._arm} {self._phase} {restore}"
         self._ctx.run.append("client_opened", evidence=name, **record)
         write_restores(self._ctx.run)
         return trainer
 
-    def _refuse(self, record: dict[str, Any]) -> None:
+    async def _saved(self, uri: str, observed: Mapping[str, Any] | None) -> dict[str, Any] | None:
+        """The report about the checkpoint, where there is one about the weights to hold it to."""
+        if all((observed or {}).get(name) is None for name in CONTENT):
+            return None
+        return await self._ctx.service.reachability.checkpoint(uri)
+
+    def _refuse(self, record: dict[str, Any], problems: list[str]) -> None:
         """Stop before an update is applied to a state that it does not belong to.
 
         Hyperparameters at the first load are the restoration gate's to judge; only after a restore
@@ -83,7 +93,7 @@ class Openings:
         """
         reported = (record["observed"] or {}).get("optimizer") or {}
         planned = self._ctx.execution.optimizer.model_dump()
-        problems = _wrong_steps(reported, record["policy_version"])
+        problems = problems + _wrong_steps(reported, record["policy_version"])
         if record["restore"] > 0:
             problems += _wrong_optimizer(reported, planned)
         if not problems:
@@ -93,6 +103,27 @@ class Openings:
         text = "; ".join(problems)
         failure = Failure(FailureKind.PERMANENT, text)
         raise PermanentServiceError(text, what=what, failure=failure, final=True)
+
+
+def other_content(
+    saved: Mapping[str, Any] | None, observed: Mapping[str, Any] | None, uri: str
+) -> list[str]:
+    """Where the weights that were loaded are not those of the checkpoint.
+
+    Args:
+        saved: what the service reports about the checkpoint; None where it says nothing.
+        observed: likewise about the loaded model.
+        uri: the checkpoint.
+
+    Returns:
+        A sentence for each digest that both reports give and that differs.
+    """
+    reports = [(name, (saved or {}).get(name), (observed or {}).get(name)) for name in CONTENT]
+    return [
+        f"the {name} of the model that was loaded is {found}, {uri} was saved with {wanted}"
+        for name, wanted, found in reports
+        if wanted is not None and found is not None and wanted != found
+    ]
 
 
 def _wrong_steps(reported: Mapping[str, Any], version: int) -> list[str]:

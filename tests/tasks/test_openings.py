@@ -39,16 +39,22 @@ class Loads:
     def __init__(self, folder: Path, *observed: dict[str, Any] | None, local: bool = True) -> None:
         self.run, execution, _ = recorded_runs.create(folder, recorded_runs.Plant())
         self.trainers = [FakeTrainer(one) for one in observed]
+        self.saved: dict[str, dict[str, Any]] = {}
         waiting = iter(self.trainers)
 
         async def load_trainer(uri: str, *, label: str) -> FakeTrainer:
             return next(waiting)
 
+        async def checkpoint(uri: str) -> dict[str, Any] | None:
+            return self.saved.get(uri)
+
         ctx = SimpleNamespace(
             run=self.run,
             execution=execution,
             server=SimpleNamespace(local={"service": "x"} if local else {}),
-            service=SimpleNamespace(load_trainer=load_trainer),
+            service=SimpleNamespace(
+                load_trainer=load_trainer, reachability=SimpleNamespace(checkpoint=checkpoint)
+            ),
         )
         self.openings = Openings(cast(RunContext, ctx), "dppo", "train")
 
@@ -134,6 +140,52 @@ async def test_restore_of_another_optimizer_is_refused(
     assert loads.run.events("load_refused")[0]["policy_version"] == 2
     await loads.openings.load("tinker://b", 2, replayed=0)
     assert [event["restore"] for event in loads.openings.recorded()] == [0, 1]
+
+
+@pytest.mark.parametrize("name", ["adapter_sha256", "base_sha256"])
+@pytest.mark.parametrize("version", [0, 2], ids=["first_load", "restore"])
+@pytest.mark.anyio
+async def test_load_of_other_weights_than_the_checkpoint_s_is_refused(
+    version: int, name: str, tmp_path: Path
+) -> None:
+    """Same optimizer, same steps: only the digests tell."""
+    digests = {"adapter_sha256": "a1", "base_sha256": "b1"}
+    other = _reported(steps=version) | digests | {name: "c3"}
+    loads = Loads(tmp_path, other, _reported(steps=version) | digests)
+    loads.saved["tinker://x"] = digests
+
+    with pytest.raises(PermanentServiceError, match=f"the {name} of the model .* is c3") as caught:
+        await loads.openings.load("tinker://x", version, replayed=0)
+
+    assert caught.value.final
+    assert loads.trainers[0].closed
+    assert loads.openings.recorded() == []
+    (refused,) = loads.run.events("load_refused")
+    assert (refused["requested_uri"], refused["policy_version"]) == ("tinker://x", version)
+    await loads.openings.load("tinker://x", version, replayed=0)
+    assert [event["restore"] for event in loads.openings.recorded()] == [0]
+
+
+@pytest.mark.parametrize(
+    ("saved", "observed"),
+    [
+        ({}, {"adapter_sha256": "a1"}),
+        ({"adapter_sha256": "a1"}, {"base_sha256": "b1"}),
+        ({"adapter_sha256": "a1"}, {"adapter_sha256": None}),
+        ({"adapter_sha256": None}, {"adapter_sha256": "a1"}),
+    ],
+    ids=["unknown_checkpoint", "other_reports", "hibernated_model", "silent_checkpoint"],
+)
+@pytest.mark.anyio
+async def test_weights_are_compared_only_where_both_are_reported(
+    saved: dict[str, Any], observed: dict[str, Any], tmp_path: Path
+) -> None:
+    loads = Loads(tmp_path, _reported() | observed)
+    loads.saved["tinker://x"] = saved
+
+    await loads.openings.load("tinker://x", 0, replayed=0)
+
+    assert len(loads.openings.recorded()) == 1
 
 
 @pytest.mark.anyio
