@@ -10,9 +10,11 @@ ever sampled again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
+
+import tinker
 
 from tasks.anchor import recomputed_logprobs
 from tasks.arms import ArmPlan
@@ -25,6 +27,7 @@ from tasks.failures import (
     checkpoint_gone,
     checkpoint_named_gone,
 )
+from tasks.fingerprint import MOVED_NATS
 from tasks.minibatch import Minibatch, MinibatchLoss, load_minibatch, write_update
 from tasks.openings import Openings
 from tasks.patience import Patience
@@ -32,7 +35,9 @@ from tasks.restore_check import (
     compare_three_ways,
     difference,
     note_replay,
+    refuse_load,
     three_way_is_due,
+    wrong_weights,
 )
 from tasks.sampling import ServiceSampler
 from tasks.trainer import Trainer
@@ -215,7 +220,10 @@ class Learner:
             replayed += [] if apart is None else [apart]
         load = self._openings.recorded()[-1] if len(replayed) > 1 else None
         if load and three_way_is_due(self.ctx, load, first=first, replayed=len(replayed)):
-            await compare_three_ways(self.ctx, self.arm, self.phase, load, resumed=replayed[1])
+            noise, resumed = replayed[:2]
+            await compare_three_ways(
+                self.ctx, self.arm, self.phase, load, noise=noise, resumed=resumed
+            )
         return trainer
 
     async def _open(self, version: int) -> None:
@@ -295,7 +303,11 @@ class Learner:
         """Send update `index` once. Intent is written before, the outcome after.
 
         Returns:
-            For a replay, how far its scores were from those of the live model, nats.
+            For a replay, how far its scores were from those of the live model in the mean, nats.
+
+        Raises:
+            PermanentServiceError: if the first replay after a load shows that other weights than
+                the checkpoint's were loaded.
         """
         minibatch = load_minibatch(self.ctx, self.arm, self.phase, index)
         anchor = await recomputed_logprobs(self.ctx, self.arm, self.phase, minibatch, trainer)
@@ -316,11 +328,29 @@ class Learner:
         if answer.step_error is not None and (answer.abandoned or not how.startswith("applied")):
             raise answer.step_error
         self._version = index + 1
-        return self._keep(minibatch, loss)
+        apart = self._keep(minibatch, loss)
+        if apart is not None:
+            await self._check_weights(trainer, datums, index, apart)
+        return apart
 
     def _loss(self, minibatch: Minibatch, anchor: list[Floats] | None) -> MinibatchLoss:
         """The loss that the update is trained with."""
         return minibatch.custom_loss(anchor)
+
+    async def _check_weights(
+        self, trainer: Trainer, datums: Sequence[tinker.Datum], index: int, apart: float
+    ) -> None:
+        """Refuse a load whose first replayed update was scored by other weights.
+
+        How far the client repeats itself is measured only where the scores are far apart.
+        """
+        load = self._openings.recorded()[-1]
+        if index != load["policy_version"] or not apart > MOVED_NATS:
+            return
+        again = [await trainer.forward(datums) for _ in range(2)]
+        problem = wrong_weights(apart, again)
+        if problem is not None:
+            refuse_load(self.ctx, load, problem)
 
     def _keep(self, minibatch: Minibatch, loss: MinibatchLoss) -> float | None:
         """Add an update to the history, or compare its replay with what is there."""
@@ -331,7 +361,7 @@ class Learner:
         scored = (minibatch.sequences, loss.logprobs)
         apart = difference(self.ctx, self.arm, self.phase, minibatch.update, scored)
         note_replay(self.ctx, self._openings.recorded()[-1], minibatch.update, apart)
-        return apart
+        return apart.mean
 
     def _record_failure(self, what: str, error: ServiceError) -> None:
         kind = None if error.failure is None else error.failure.kind.value

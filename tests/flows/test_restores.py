@@ -14,7 +14,6 @@ from flows.outcome import Outcome
 from flows.run import run_comparison
 from tasks.failures import Failure, FailureKind, ModelLost
 from tasks.patience import RetryPolicy
-from tasks.restore_check import ThreeWay
 from tasks.sampling import ServiceSampler
 from tasks.service import Service
 from tasks.trainer import Trainer
@@ -150,21 +149,3 @@ def test_run_ends_on_a_service_that_restores_without_the_moments(
     assert outcome.exit_kind == "service_refused"
     assert "moments were not restored" in outcome.reason
     assert Run.open(outcome.run_path).events("load_refused")
-
-
-@pytest.mark.parametrize(
-    ("resumed", "cold", "verdict"),
-    [
-        (0.0, 0.2, "kept"),
-        (0.02, 0.2, "kept"),
-        (0.05, 0.2, "cannot tell"),
-        (0.1, 0.2, "lost"),
-        (0.3, 0.2, "lost"),
-        (0.0, 0.0, "cannot tell"),
-        (float("nan"), 0.2, "cannot tell"),
-    ],
-)
-def test_optimizer_is_judged_by_how_near_the_resumed_client_is(
-    resumed: float, cold: float, verdict: str
-) -> None:
-    assert ThreeWay(live_resumed=resumed, live_cold=cold).verdict == verdict
