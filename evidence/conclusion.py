@@ -32,6 +32,10 @@ SHIFT_SHARE = 0.1
 """What is left of a difference when one side is moved by one token, if that is its cause."""
 BFLOAT16_SHARE = 0.99
 UNMOVED_NATS = 1e-6
+ROUNDING_NATS = 1e-5
+"""Two sides with the same weights in the same precision differ less than this."""
+SEEN_FACTOR = 1.5
+"""Training is seen where sampler and trainer differ this much more after an update than before."""
 LOSS_RTOL, GRADIENT_RTOL = 1e-4, 1e-6
 RATIO_RTOL = 1e-4
 
@@ -54,6 +58,8 @@ class Findings:
         later_gap: the same on later batches; None where there is one batch.
         rescored: returned, rescored and trainer's values of the sentinels, before any update.
         movement_nats: largest change of a log-probability that training brought about.
+        within_batches: where no token was scored twice: sampler against trainer ``before`` a
+            batch's first update and ``after`` it, on different tokens.
         rewards: completions, truncated ones, groups, groups whose rewards differ.
         figures: pooled figures under the names of `updates`' columns.
         rules: what the four rules say, with their rows.
@@ -73,6 +79,7 @@ class Findings:
     later_gap: Mapping[str, Any] | None = None
     rescored: Mapping[str, Any] | None = None
     movement_nats: float | None = None
+    within_batches: Mapping[str, Any] | None = None
     rewards: Mapping[str, int] = field(default_factory=dict)
     figures: Mapping[str, Any] = field(default_factory=dict)
     rules: Mapping[str, Any] = field(default_factory=dict)
@@ -417,16 +424,64 @@ def _no_learning_rate(findings: Findings) -> Conclusion | None:
 
 
 def _unmoved(findings: Findings) -> Conclusion | None:
-    moved = findings.movement_nats
-    if moved is None or moved > UNMOVED_NATS or not findings.learning_rate:
+    if not findings.learning_rate:
         return None
+    moved = findings.movement_nats
+    if moved is None:
+        return _unmoved_within_batches(findings)
+    if moved > UNMOVED_NATS:
+        return None
+    return _without_effect(
+        findings,
+        f"no log-probability moved by more than {UNMOVED_NATS:g} nats",
+        {"movement_nats": moved},
+    )
+
+
+def _unmoved_within_batches(findings: Findings) -> Conclusion | None:
+    gaps = findings.within_batches
+    if gaps is None or not findings.figures.get("nonzero_advantage_tokens"):
+        return None
+    if max(gaps[when]["nats_max"] for when in ("before", "after")) > ROUNDING_NATS:
+        return None
+    return _without_effect(
+        findings,
+        "after a batch's first update the trainer still scores as the sampler does, within "
+        f"{gaps['after']['nats_max']:.3g} nats",
+        {"within_batches": dict(gaps)},
+    )
+
+
+def _without_effect(findings: Findings, seen: str, figures: Mapping[str, Any]) -> Conclusion:
     return Conclusion(
         "code_or_instrumentation_defect",
         "updates_without_effect",
-        f"The learning rate is {findings.learning_rate:g} and tokens have advantages, yet no "
-        f"log-probability moved by more than {UNMOVED_NATS:g} nats.",
-        {"learning_rate": findings.learning_rate, "movement_nats": moved},
+        f"The learning rate is {findings.learning_rate:g} and tokens have advantages, yet {seen}.",
+        {"learning_rate": findings.learning_rate, **figures},
         "Check that gradients and optimizer steps reach the model that is scored.",
+    )
+
+
+def _movement_hidden(findings: Findings) -> Conclusion | None:
+    """Where sampler and trainer differ as much without training, a policy that stood still fits."""
+    gaps = findings.within_batches
+    if findings.movement_nats is not None or gaps is None:
+        return None
+    before, after = gaps["before"], gaps["after"]
+    if before["nats_max"] <= ROUNDING_NATS < after["nats_max"]:
+        return None
+    if any(
+        after[name] > SEEN_FACTOR * before[name] + UNMOVED_NATS for name in ("nats_q50", "nats_q90")
+    ):
+        return None
+    return Conclusion(
+        "missing_evidence",
+        "movement_not_seen",
+        f"No token was scored before and after an update, and sampler and trainer differ by "
+        f"{after['nats_q90']:.3g} nats (0.9 quantile) after a batch's first update and by "
+        f"{before['nats_q90']:.3g} before it: whether any update had an effect cannot be told.",
+        {"learning_rate": findings.learning_rate, "within_batches": dict(gaps)},
+        "Run the bounded diagnostic, which scores the same tokens before and after its updates.",
     )
 
 
@@ -505,4 +560,5 @@ _ORDER: tuple[Callable[[Findings], Conclusion | None], ...] = (
     _unmoved,
     _excessive,
     _active,
+    _movement_hidden,
 )

@@ -97,3 +97,27 @@ def movement_nats(stored: StoredArm) -> float | None:
             moved = np.abs(after.astype(np.float64) - before.astype(np.float64))
             changes.append(float(moved.max(initial=0.0)))
     return max(changes) if changes else None
+
+
+def within_batches(stored: StoredArm) -> dict[str, dict[str, float]] | None:
+    """Sampler against trainer before a batch's first update and after it; None where one is not there.
+
+    The tokens differ, so this tells less than `movement_nats`; it is all that a run of one pass
+    without sentinels has.
+    """
+    per_step = stored.execution.rollout.updates_per_step
+    found = {}
+    for when, chosen in (
+        ("before", [one for one in stored.updates if one.update % per_step == 0]),
+        ("after", [one for one in stored.updates if one.update % per_step > 0]),
+    ):
+        pairs = [
+            np.concatenate([np.zeros(0), *(one.columns[name] for one in chosen)])
+            for name in ("target_logprob", "sampling_logprob")
+        ]
+        between = gap(*pairs)
+        if between is None:
+            return None
+        names = ("nats_q50", "nats_q90", "nats_max")
+        found[when] = {name: float(getattr(between, name)) for name in names}
+    return found
