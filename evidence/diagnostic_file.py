@@ -75,7 +75,15 @@ class DiagnosticFile(ClosedRecord):
     group_size: Annotated[int, Field(ge=2, description="samples per prompt")]
     minibatches: Annotated[Literal[8], Field(description="parts of complete groups")]
     epochs: Annotated[Literal[2], Field(description="passes over the frozen batch")]
-    max_updates: Annotated[int, Field(ge=1, le=MAX_UPDATES, description="optimizer updates")]
+    max_updates: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=MAX_UPDATES,
+            description="optimizer updates; with fewer than 16 the second pass is not whole, and "
+            "the conclusion is that evidence is missing",
+        ),
+    ]
     wall_minutes: Annotated[
         float, Field(gt=0, le=12, description="hard cap that counts set-up; at most 12")
     ]

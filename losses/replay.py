@@ -150,12 +150,15 @@ def _recounted(
     if config["kind"] != "dppo" or config["divergence"] != "binary_tv":
         return ()
     tokens = recorded.tokens
+    anchors = tokens.anchor_logprobs_N if config.get("anchor") == "recompute" else None
+    compared = tokens.sampling_logprobs_N if anchors is None else anchors
     counts = recount(
         (
-            Token(target_logprob=p, sampling_logprob=q, advantage=a, keep=k)
-            for p, q, a, k in zip(
+            Token(target_logprob=p, sampling_logprob=q, anchor_logprob=r, advantage=a, keep=k)
+            for p, q, r, a, k in zip(
                 tokens.target_logprobs_N.tolist(),
                 tokens.sampling_logprobs_N.tolist(),
+                compared.tolist(),
                 tokens.advantages_N.tolist(),
                 tokens.keep_N.tolist(),
                 strict=True,

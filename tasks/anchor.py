@@ -12,11 +12,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from evidence.method_settings import RolloutCorrection
-from evidence.store import encode_segment
 from tasks.arms import ArmPlan
 from tasks.context import RunContext
 from tasks.datums import Floats, TrainedSequence, datum_of, sequences_of
 from tasks.minibatch import Minibatch
+from tasks.recomputed import recomputed_path
 from tasks.trainer import Trainer
 
 
@@ -49,7 +49,7 @@ async def recomputed_logprobs(
     """
     if not needs_anchor(arm, minibatch.correction):
         return None
-    path = _path(arm, phase, minibatch.step)
+    path = recomputed_path(arm.name, phase, minibatch.step)
     everything = sequences_of(ctx.run.read_arrow("tokens", key=(arm.name, phase, minibatch.step)))
     if not ctx.run.store.exists(path):
         answers = await trainer.forward([datum_of(sequence) for sequence in everything])
@@ -72,7 +72,3 @@ def _of_minibatch(
         )
     )
     return [parts[sequence.group, sequence.sample] for sequence in wanted]
-
-
-def _path(arm: ArmPlan, phase: str, step: int) -> str:
-    return f"recomputed/{encode_segment(arm.name, field='arm')}/{phase}/{step:06d}.npy"

@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from evidence.errors import InputError
+from tasks.anchor import needs_anchor, recomputed_logprobs
 from tasks.context import RunContext
 from tasks.frozen_batch import assert_frozen, freeze, frozen
 from tasks.learner import Learner
+from tasks.minibatch import load_minibatch
 from tasks.rollout import sample_rollout
+from tasks.trainer import Trainer
 
 
 async def sample_batch(ctx: RunContext, learner: Learner) -> None:
@@ -32,6 +35,9 @@ async def sample_batch(ctx: RunContext, learner: Learner) -> None:
 async def freeze_batch(ctx: RunContext, learner: Learner) -> dict[str, Any]:
     """Freeze the sampled batch; from here on nothing is asked of the sampler.
 
+    Where the arm's loss compares with recomputed log-probabilities, the initial state scores the
+    batch first, and the scores are frozen with it.
+
     Returns:
         The frozen batch's record.
 
@@ -42,6 +48,7 @@ async def freeze_batch(ctx: RunContext, learner: Learner) -> dict[str, Any]:
     if known is not None:
         assert_frozen(ctx.run)
         return known
+    await _recompute(ctx, learner)
     rollout = ctx.execution.rollout
     key = (learner.arm.name, learner.phase, 0)
     rows = ctx.run.read_arrow("rollouts", key=key)
@@ -61,3 +68,15 @@ async def freeze_batch(ctx: RunContext, learner: Learner) -> dict[str, Any]:
             "split": "train",
         },
     )
+
+
+async def _recompute(ctx: RunContext, learner: Learner) -> None:
+    """Keep the initial state's own scores of the batch, for a loss that reads them."""
+    minibatch = load_minibatch(ctx, learner.arm, learner.phase, 0)
+    if not needs_anchor(learner.arm, minibatch.correction):
+        return
+
+    async def score(trainer: Trainer) -> None:
+        await recomputed_logprobs(ctx, learner.arm, learner.phase, minibatch, trainer)
+
+    await learner.do(0, "recomputed log-probabilities", score)

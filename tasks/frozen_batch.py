@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 from evidence.canonical import sha256_hex
 from evidence.errors import ConflictError, InputError
 from evidence.run import Run
+from tasks.recomputed import read_recomputed
 
 FILE = "frozen-batch.json"
 PATH = f"files/{FILE}"
+RECOMPUTED = "recomputed_logprobs"
 _ARRAYS = {
     "layout": (("group", "<i8"), ("sample", "<i8"), ("position", "<i8")),
     "tokens": (("token_id", "<i8"),),
@@ -46,6 +48,15 @@ def _array(table: Any, column: str, dtype: str) -> NDArray[Any]:
     return np.ascontiguousarray(values.to_numpy(zero_copy_only=False)).astype(dtype)
 
 
+def _digests_of(run: Run, key: tuple[str, str, int]) -> dict[str, str]:
+    """Digests of the batch at a key: its table's arrays, and its recomputed scores if there are any."""
+    found = frozen_digests(run.read_arrow("tokens", key=key))
+    scores = read_recomputed(run, *key)
+    if scores is not None:
+        found[RECOMPUTED] = sha256_hex(np.ascontiguousarray(scores).astype("<f4").tobytes())
+    return found
+
+
 def freeze(run: Run, *, arm: str, phase: str, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Write the digests of a batch once, with facts about how it was sampled.
 
@@ -57,7 +68,7 @@ def freeze(run: Run, *, arm: str, phase: str, facts: Mapping[str, Any]) -> dict[
         "version": 1,
         "arm": arm,
         "phase": phase,
-        "arrays": frozen_digests(run.read_arrow("tokens", key=key)),
+        "arrays": _digests_of(run, key),
         "tables": {name: run.table_ref(name, key=key).to_record() for name in _TABLES},
         **facts,
     }
@@ -84,7 +95,7 @@ def assert_frozen(run: Run) -> None:
     if record is None:
         raise InputError(PATH, None, "a frozen batch", where=run.path)
     key = (record["arm"], record["phase"], 0)
-    now = frozen_digests(run.read_arrow("tokens", key=key))
+    now = _digests_of(run, key)
     for name, expected in record["arrays"].items():
         if now.get(name) != expected:
             wanted = f"{expected}, as frozen before the first update"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,13 @@ from losses.mismatch import Mismatch, mismatch
 from losses.replay import DELTA_GRID, matching_variants, reach, removed_at, try_replay
 from tasks.arms import arm_plans
 from tasks.diagnostics import diagnostic_settings
-from tasks.sentinel_figures import movement_nats, rescored_gaps, sentinel_figures
+from tasks.recomputed import read_recomputed
+from tasks.sentinel_figures import (
+    movement_nats,
+    rescored_gaps,
+    sentinel_figures,
+    within_batches,
+)
 from tasks.stored_alignment import contradictions_of
 from tasks.stored_updates import StoredArm, StoredUpdate, stored_arm
 
@@ -140,6 +146,7 @@ def _findings(
     replayed, unreplayed = _replayed(stored, settings)
     missing = [*_missing(stored.run, stored), *unreplayed]
     first, later = _gaps(stored)
+    moved = movement_nats(stored)
     try:
         reached = reach(stored.loss)
         reach_record = {"positive": reached.positive, "negative": reached.negative}
@@ -159,7 +166,8 @@ def _findings(
         first_gap=None if first is None else first.to_record(),
         later_gap=None if later is None else later.to_record(),
         rescored=rescored_gaps(stored),
-        movement_nats=movement_nats(stored),
+        movement_nats=moved,
+        within_batches=within_batches(stored) if moved is None else None,
         rewards=_rewards(stored),
         figures=figures,
         rules=judge(pooled).to_record(),
@@ -177,11 +185,25 @@ def _missing(run: Run, stored: StoredArm | None) -> list[str]:
     numbers = [one.update for one in stored.updates]
     if planned is not None and numbers != list(range(planned)):
         found.append(f"{len(numbers)} of {planned} planned updates are recorded with their tokens")
+    second = {int(one.row["minibatch"]) for one in stored.updates if one.row["epoch"] == 1}
+    parts = stored.execution.rollout.minibatches
+    if planned is not None and len(second) < parts:
+        found.append(
+            f"{len(second)} of {parts} updates of the second pass over the batch were made"
+        )
     for step in sorted({int(one.row["step"]) for one in stored.updates}):
         for table in ("tokens", "rollouts"):
             if not run.has_table(table, key=(stored.arm, stored.phase, step)):
                 found.append(f"table {table} of rollout step {step} is not there")
+        if _recomputes(stored) and read_recomputed(run, stored.arm, stored.phase, step) is None:
+            found.append(f"recomputed log-probabilities of rollout step {step} are not there")
     return found
+
+
+def _recomputes(stored: StoredArm) -> bool:
+    """Whether the arm's updates read the trainer's own scores of the sampled tokens."""
+    corrected = stored.execution.rollout_correction is not None and stored.loss["kind"] != "dppo"
+    return corrected or stored.loss.get("anchor") == "recompute"
 
 
 def _planned_updates(run: Run, stored: StoredArm) -> int | None:
@@ -199,7 +221,7 @@ def _forced() -> dict[str, int]:
 
 def _replayed(stored: StoredArm, settings: DiagnosticSettings) -> tuple[dict[str, Any], list[str]]:
     """The worst figures of all replays, and why some updates could not be replayed."""
-    counted = _counting_mask(stored)
+    counted = _counting_mask(stored, settings)
     ppo = (settings.ppo_low_threshold, settings.ppo_high_threshold)
     replays, problems = [], []
     for one in stored.updates:
@@ -230,14 +252,11 @@ def _replayed(stored: StoredArm, settings: DiagnosticSettings) -> tuple[dict[str
     }, problems
 
 
-def _counting_mask(stored: StoredArm) -> Mapping[str, Any]:
-    """The mask that tokens of every arm were counted against."""
-    if stored.loss["kind"] == "dppo":
+def _counting_mask(stored: StoredArm, settings: DiagnosticSettings) -> Mapping[str, Any]:
+    """The mask that tokens of every arm were counted against, whatever the arm's own is."""
+    if settings.rule is None:
         return stored.loss
-    for arm in stored.execution.arms.values():
-        if arm.loss is not None and arm.loss.kind == "dppo":
-            return arm.loss.config
-    return stored.loss
+    return {"kind": "dppo", **asdict(settings.rule)}
 
 
 def _variants(stored: StoredArm) -> list[str]:

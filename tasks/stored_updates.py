@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from evidence.execution import ExecutionFile
 from evidence.run import Run
 from losses.replay import RecordedUpdate
 from losses.token_arrays import TokenArrays
+from tasks.recomputed import Recomputed
 
 PHASES = ("diagnostic", "train", "pilot")
 """Where updates are looked for, the most telling first."""
@@ -22,10 +23,12 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class StoredUpdate:
-    """One update with its row and its token columns."""
+    """One update with its row, its token columns, and what a recomputed anchor compares with."""
 
     row: Mapping[str, Any]
     columns: Mapping[str, Array]
+    anchor_logprobs_N: NDArray[np.float64] | None = None
+    """[N] nats; None where the run kept none."""
 
     @property
     def update(self) -> int:
@@ -47,6 +50,7 @@ class StoredUpdate:
             sampling_logprobs_N=self.columns["sampling_logprob"].astype(np.float64),
             advantages_N=self.columns["advantage"].astype(np.float64),
             keep_N=self.columns["keep"].astype(np.bool_),
+            anchor_logprobs_N=self.anchor_logprobs_N,
         )
 
     def recorded(self) -> RecordedUpdate:
@@ -149,6 +153,7 @@ def default_arm(execution: ExecutionFile) -> str:
 
 def _updates(run: Run, arm: str, phase: str) -> list[StoredUpdate]:
     found = []
+    kept: dict[int, Recomputed | None] = {}
     for key in run.keys("updates", prefix=(arm, phase)):
         if not run.has_table("update_tokens", key=key):
             continue
@@ -159,5 +164,11 @@ def _updates(run: Run, arm: str, phase: str) -> list[StoredUpdate]:
             for name in table.column_names
             if name not in ("arm", "phase", "update")
         }
-        found.append(StoredUpdate(row, columns))
+        step = int(row["step"])
+        if step not in kept:
+            kept[step] = Recomputed.of_step(run, arm, phase, step)
+        scores = kept[step]
+        found.append(StoredUpdate(row, columns, None if scores is None else scores.at(columns)))
+    if any(one.anchor_logprobs_N is None for one in found):  # a pool has them for all or for none
+        found = [replace(one, anchor_logprobs_N=None) for one in found]
     return sorted(found, key=lambda one: one.update)

@@ -13,6 +13,8 @@ class Token:
     sampling_logprob: float
     advantage: float
     keep: bool
+    anchor_logprob: float | None = None
+    """What the rule compares with, where that is not the sampling value."""
 
 
 def recount(
@@ -66,7 +68,8 @@ def count_exceedance(
     counts: dict[str, int], token: Token, *, delta_low: float, delta_high: float
 ) -> None:
     """Add one token to the exceedances, if it is one."""
-    moved = math.exp(token.target_logprob) - math.exp(token.sampling_logprob)
+    start = token.sampling_logprob if token.anchor_logprob is None else token.anchor_logprob
+    moved = math.exp(token.target_logprob) - math.exp(start)
     if not (moved > delta_high or -moved > delta_low):
         return
     counts["exceed"] += 1

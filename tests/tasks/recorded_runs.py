@@ -6,6 +6,7 @@ follows from it as it would have in a real run.
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,12 @@ class Plant:
     bfloat16: bool = False
     updates: int = 16
     rescored: bool = True
+    anchor_nats: float | None = None
+    """How far the recomputed log-probabilities lie above the sampler's; None for no such file."""
+    planned: int | None = 16
+    """Updates that the diagnostic was to make; None for a run that is no diagnostic."""
+    other_loss: dict[str, Any] | None = None
+    """Loss of the other arm, which is then the treatment."""
 
 
 @dataclass
@@ -125,6 +132,8 @@ def write_run(
     run, _, settings = create(folder, plant)
     sampled = returned(plant, batch)
     write_batch(run, plant, batch, sampled)
+    if plant.anchor_nats is not None:
+        write_recomputed(run, plant, sampled)
     if freezing:
         freeze(run, arm=ARM, phase=PHASE, facts={})
     loss = make_loss(plant.applied_loss or plant.loss)
@@ -137,9 +146,13 @@ def write_run(
 
 def create(folder: Path, plant: Plant) -> tuple[Run, ExecutionFile, Any]:
     document = tiny_spec.spec()
-    document["diagnostic"] = {"max_updates": 16}
+    if plant.planned is not None:
+        document["diagnostic"] = {"max_updates": plant.planned}
     raw = tiny_spec.execution(document)
     raw["arms"][ARM]["loss"] = plant.loss
+    if plant.other_loss is not None:
+        raw["arms"]["grpo"] |= {"loss": plant.other_loss, "role": "treatment"}
+        raw["arms"][ARM]["role"] = "baseline"
     raw["rollout"] |= {
         "groups": plant.groups,
         "group_size": plant.group_size,
@@ -210,6 +223,20 @@ def write_batch(run: Run, plant: Plant, batch: Batch, sampled: list[NDArray[np.f
     run.write_table("tokens", plain, key=(ARM, PHASE, 0))
 
 
+def recomputed(plant: Plant, sampled: NDArray[np.float32]) -> NDArray[np.float32]:
+    """What the trainer scored before the first update."""
+    return np.minimum(sampled + np.float32(plant.anchor_nats or 0.0), np.float32(0.0))
+
+
+def write_recomputed(run: Run, plant: Plant, sampled: list[NDArray[np.float32]]) -> None:
+    """One score for each target: those of the prompt mean nothing here."""
+    prompt = np.full(PROMPT - 1, -7.0, dtype=np.float32)
+    scores = np.concatenate([part for one in sampled for part in (prompt, recomputed(plant, one))])
+    sink = io.BytesIO()
+    np.save(sink, scores, allow_pickle=False)
+    run.write_bytes(f"recomputed/{ARM}/{PHASE}/000000.npy", sink.getvalue())
+
+
 def write_update(
     run: Run,
     plant: Plant,
@@ -232,6 +259,9 @@ def write_update(
                 (int(batch.lengths[one]),), float(np.float32(scores[one])), dtype=torch.float64
             ),
             loss_mask_T=torch.ones(int(batch.lengths[one]), dtype=torch.bool),
+            anchor_logprobs_T=None
+            if plant.anchor_nats is None
+            else torch.from_numpy(recomputed(plant, sampled[one]).astype(np.float64)),
         )
         for one in chosen
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,11 @@ DEFECT = "code_or_instrumentation_defect"
 VARIANT = "wrong_reference_or_variant"
 INACTIVE = "legitimately_inactive_regime"
 TOO_LARGE = {**DPPO, "delta_low": 150.0, "delta_high": 150.0}
+
+ONE_PASS = Plant(
+    epochs=1, minibatches=2, updates=2, planned=None, learning_rate=2e-5, drift_nats=0.0
+)
+"""A comparison's batch: no sentinels, and no token is trained on twice."""
 
 PLANTED = {
     "nothing, small drift": (Plant(drift_nats=0.01), INACTIVE, "drift_within_threshold"),
@@ -72,6 +78,22 @@ PLANTED = {
         DEFECT,
         "sampler_and_trainer_disagree",
     ),
+    "one pass, updates that change nothing": (ONE_PASS, DEFECT, "updates_without_effect"),
+    "one pass, small drift": (
+        replace(ONE_PASS, drift_nats=0.01),
+        INACTIVE,
+        "drift_within_threshold",
+    ),
+    "one pass, updates that change nothing, a sampler of another precision": (
+        replace(ONE_PASS, sampler_nats=0.02),
+        "missing_evidence",
+        "movement_not_seen",
+    ),
+    "one pass, small drift, a sampler of another precision": (
+        replace(ONE_PASS, sampler_nats=0.02, drift_nats=0.8),
+        INACTIVE,
+        "drift_within_threshold",
+    ),
     "cut short": (Plant(updates=5), "missing_evidence", "incomplete_records"),
 }
 
@@ -100,6 +122,76 @@ def test_conclusions_of_the_named_causes_all_differ() -> None:
     )
 
     assert len({PLANTED[name][2] for name in named}) == 8
+
+
+@pytest.mark.parametrize(("planned", "made"), [(8, 0), (12, 4), (15, 7)])
+def test_diagnostic_without_a_whole_second_pass_concludes_nothing(
+    planned: int, made: int, tmp_path: Path
+) -> None:
+    """Everything that was planned was done, and the rules speak of a pass that is not there."""
+    plant = Plant(updates=planned, planned=planned, drift_nats=1.5)
+
+    found = investigate(write_run(tmp_path, plant))
+
+    assert found.findings.missing == [
+        f"{made} of 8 updates of the second pass over the batch were made"
+    ]
+    assert (found.conclusion.category, found.conclusion.cause) == (
+        "missing_evidence",
+        "incomplete_records",
+    )
+
+
+RECOMPUTE = Plant(loss={**DPPO, "anchor": "recompute"}, anchor_nats=-0.05, drift_nats=0.8)
+
+
+def test_mask_on_a_recomputed_anchor_is_replayed_and_recounted(tmp_path: Path) -> None:
+    """The kept scores are what the rule compared with; those of the sampler give other counts."""
+    found = investigate(write_run(tmp_path / "recomputed", RECOMPUTE))
+    sampled = investigate(write_run(tmp_path / "sampled", Plant(drift_nats=0.8)))
+
+    assert (found.conclusion.category, found.conclusion.cause) == ("active", "mask_active")
+    assert found.findings.missing == []
+    assert found.findings.replay["updates"] == 16
+    assert found.findings.replay["decisions_different"] == 0
+    assert found.findings.replay["counts_different"] == []
+    assert found.findings.figures["exceed"] != sampled.findings.figures["exceed"]
+
+
+def test_recomputed_anchor_is_frozen_with_the_batch(tmp_path: Path) -> None:
+    run = write_run(tmp_path, RECOMPUTE)
+    file = tmp_path / "recorded" / "recomputed" / "dppo" / "diagnostic" / "000000.npy"
+    scores = np.load(file)
+    scores[-1] -= 0.5
+    file.chmod(0o644)
+    np.save(file, scores)
+
+    with pytest.raises(ConflictError, match="frozen batch recomputed_logprobs"):
+        assert_frozen(run)
+    assert investigate(run).conclusion.cause == "records_disagree"
+
+
+def test_recomputed_anchor_that_is_not_there_is_missing_evidence(tmp_path: Path) -> None:
+    run = write_run(tmp_path, RECOMPUTE, freezing=False)
+    (tmp_path / "recorded" / "recomputed" / "dppo" / "diagnostic" / "000000.npy").unlink()
+
+    found = investigate(run)
+
+    assert found.conclusion.category == "missing_evidence"
+    assert found.findings.missing[0] == (
+        "recomputed log-probabilities of rollout step 0 are not there"
+    )
+
+
+def test_arm_is_recounted_by_the_rule_that_counted_it(tmp_path: Path) -> None:
+    """Two arms mask at different thresholds: both were counted against the treatment's."""
+    narrow = {**DPPO, "delta_low": 0.05, "delta_high": 0.05}
+    plant = Plant(drift_nats=0.8, other_loss=narrow)
+
+    found = investigate(write_run(tmp_path, plant), arm="dppo")
+
+    assert found.findings.replay["counts_different"] == []
+    assert (found.conclusion.category, found.conclusion.cause) == ("active", "mask_active")
 
 
 def test_off_by_one_says_which_way(tmp_path: Path) -> None:
