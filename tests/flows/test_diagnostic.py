@@ -161,6 +161,40 @@ def test_sentinels_move_with_training_alone(diagnosed: Diagnosed) -> None:
     assert outcome.figures["sentinel_after_u16_vs_init_absdp_max"] > 1e-3
 
 
+def test_mask_on_a_recomputed_anchor_is_diagnosed(
+    tmp_path: Path, local_service: LocalService
+) -> None:
+    """The initial state scores the batch before it is frozen, and every replay reads these scores."""
+    spec, raw = experiment()
+    raw["arms"]["dppo"]["loss"]["anchor"] = "recompute"
+
+    outcome = run_diagnostic(make(tmp_path, local_service.url, experiment=(spec, raw)))
+
+    run = Run.open(f"{tmp_path}/diagnostic")
+    frozen = json.loads(run.read_bytes("files/frozen-batch.json"))
+    found = investigate(run)
+    assert (outcome.exit_kind, outcome.updates) == ("completed", 16)
+    assert "recomputed_logprobs" in frozen["arrays"]
+    assert (found.findings.missing, found.findings.broken) == ([], [])
+    assert found.findings.replay["updates"] == 16
+    assert found.findings.replay["decisions_different"] == 0
+    assert found.findings.replay["counts_different"] == []
+
+
+def test_diagnostic_of_one_pass_freezes_no_next_spec(
+    tmp_path: Path, local_service: LocalService
+) -> None:
+    """Eight updates that were all made say nothing about the second pass."""
+    outcome = run_diagnostic(make(tmp_path, local_service.url, settings=settings(max_updates=8)))
+
+    assert (outcome.exit_kind, outcome.updates) == ("completed", 8)
+    assert outcome.conclusion["category"] == "missing_evidence"
+    assert outcome.conclusion["figures"] == {
+        "missing": ["0 of 8 updates of the second pass over the batch were made"]
+    }
+    assert outcome.next_spec is None
+
+
 def test_active_mask_freezes_a_next_spec_and_launches_nothing(diagnosed: Diagnosed) -> None:
     run, outcome = diagnosed
 
