@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -18,6 +19,7 @@ from evidence.values import is_number, is_sha256
 MAX_ROWS = 100_000
 MAX_FILE_BYTES = 10 * 1024 * 1024
 FIELDS = ("item_id", "arm", "seed", "metric", "value", "evaluator_id")
+_SPACED_COLON = re.compile(rb'"[ \t\r\n]+:')
 _TEXTS = ("item_id", "arm", "metric", "evaluator_id")
 
 
@@ -148,7 +150,7 @@ def _json_lines(lines: list[str], *, where: str | None) -> list[Any]:
     joined = "[" + ",\n".join(lines) + "]"
     if not _one_flat_object_each(lines):
         return [loads_strict(line, where=f"{where} line {n}") for n, line in enumerate(lines, 1)]
-    return _fast(joined) or list(loads_strict(joined, where=where))
+    return flat_rows(joined) or list(loads_strict(joined, where=where))
 
 
 def _one_flat_object_each(lines: list[str]) -> bool:
@@ -166,20 +168,23 @@ def _one_flat_object_each(lines: list[str]) -> bool:
     )
 
 
-def _fast(joined: str) -> list[Any] | None:
-    """Read flat objects with the plain parser, None where that could hide something.
+def flat_rows(joined: str | bytes) -> list[Any] | None:
+    """Read a list of flat objects with the plain parser, None where that could hide something.
 
     The plain parser keeps the last of two equal keys. Every key is followed by a colon at once
     (nothing stands before a colon but the closing quote), so as many such places as there are keys
-    in the result means that no key was lost.
+    in the result means that no key was lost, and that no object lies within another.
     """
-    if any(space + ":" in joined for space in " \t\r\n"):
+    data = joined.encode() if isinstance(joined, str) else joined
+    spaced = any(space + b":" in data for space in (b" ", b"\t", b"\r", b"\n"))
+    if spaced and _SPACED_COLON.search(data):
         return None
     try:
-        found: list[Any] = json.loads(joined, parse_constant=_refuse)
-    except ValueError:
+        found: list[Any] = json.loads(data, parse_constant=_refuse)
+        keys = sum(map(len, found))
+    except (ValueError, TypeError, RecursionError):
         return None
-    return found if joined.count('":') == sum(map(len, found)) else None
+    return found if data.count(b'":') == keys else None
 
 
 def _refuse(literal: str) -> Any:

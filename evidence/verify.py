@@ -18,7 +18,6 @@ from evidence.audit import audit
 from evidence.bundle_files import BundleFiles, read_bundle_files
 from evidence.canonical import digest, loads_strict, sha256_hex
 from evidence.criteria import DecisionResult
-from evidence.decision import MEAN_TOLERANCE
 from evidence.errors import InputError, shorten
 from evidence.manifest import (
     CRATE,
@@ -30,8 +29,10 @@ from evidence.manifest import (
     read_manifest,
     whole_file,
 )
+from evidence.observations import NotRetainedError, flat_rows, read_file
+from evidence.predictions import Totals, is_close, mean_of, pairing_issue, totals_of
 from evidence.sources import source_digest, unpack_sources
-from evidence.values import as_list, as_mapping, is_number, same
+from evidence.values import as_list, as_mapping, same, show
 from evidence.verdict_inputs import (
     can_judge_generation,
     final_verdict,
@@ -141,6 +142,8 @@ class _Check:
         self._values: dict[str, Any] = {}
         self._decision: DecisionResult | None = None
         self._wholes: Mapping[str, bytes] | None = None
+        self._sums: dict[str, Totals | None] = {}
+        self._means: dict[tuple[str, str], list[float]] = {}
 
     def steps(self) -> dict[str, Callable[[], str | None]]:
         return {
@@ -150,6 +153,8 @@ class _Check:
             "crate": self.crate_matches,
             "sources": self.sources_match,
             "predictions": self.predictions_match,
+            "metrics": self.metrics_match,
+            "observations": self.observations_match,
             "decision": self.decision_matches,
             "validations": self.validations_match,
             "result": self.result_is_consistent,
@@ -260,33 +265,61 @@ class _Check:
 
     def predictions_match(self) -> str | None:
         """Recompute every per-arm mean from the raw predictions."""
-        scores = as_list(as_mapping(self._result().get("evaluation")).get("scores"))
         means: dict[str, Any] = {}
-        totals: dict[str, dict[tuple[Any, ...], tuple[float, int]]] = {}
-        for score in map(as_mapping, scores):
+        for score in self._scores():
             name = str(score.get("predictions_ref"))
-            if name not in totals:
-                rows = self._rows(name)
-                totals[name] = {} if rows is None else _totals(rows)
-            if self._rows(name) is None:
+            totals = self._totals(name)
+            if totals is None:
                 self.unchecked.append(f"{name}: predictions are not in the bundle")
                 continue
-            found = _total_of(totals[name], score)
-            place = f"{name}: mean of {score.get('metric')} for {score.get('arm')}"
-            if found is None:
-                self.problems.append(f"{place}: no such predictions")
+            arm, metric = str(score.get("arm")), str(score.get("metric"))
+            mean = mean_of(totals, score)
+            if mean is None:
+                self.problems.append(f"{name}: mean of {metric} for {arm}: no such predictions")
                 continue
-            mean = found[0] / found[1]
-            means.setdefault(str(score.get("arm")), {})[str(score.get("metric"))] = mean
-            if not _close(score.get("value"), mean):
-                self.problems.append(
-                    f"{place}: {shorten(score.get('value'))} posted, {mean!r} found"
-                )
+            means.setdefault(arm, {})[metric] = mean
+            self._means.setdefault((arm, metric), []).append(mean)
+            if not is_close(score.get("value"), mean):
+                posted = f"{shorten(score.get('value'))} posted, {mean!r} found"
+                self.problems.append(f"{name}: mean of {metric} for {arm}: {posted}")
         self.recomputed["per_arm_means"] = means
         if not means:
             self.unchecked.append("per-arm means: the run has no predictions")
             return None
         return f"means of {len(means)} arms follow from their raw predictions"
+
+    def metrics_match(self) -> str | None:
+        """Hold posted metrics against the recomputed means of the same name."""
+        arms = as_mapping(as_mapping(self._result().get("metrics")).get("arms"))
+        if "per-arm-metrics.json" in self.data and not same(
+            self._json("per-arm-metrics.json"), arms
+        ):
+            self.problems.append("per-arm-metrics.json: is not what the result posted")
+        for (arm, metric), means in self._means.items():
+            posted = as_mapping(arms.get(arm)).get(metric)
+            known = [*means, sum(means) / len(means)]
+            if posted is not None and not any(is_close(posted, mean) for mean in known):
+                place = f"result.json: metrics.arms.{show(arm)}.{show(metric)}"
+                self.problems.append(f"{place}: {shorten(posted)} posted, {means[-1]!r} found")
+        return f"{len(self._means)} posted metrics are these means" if self._means else None
+
+    def observations_match(self) -> str | None:
+        """Compare what the rule reads with the predictions, item by item."""
+        names = dict.fromkeys(str(score.get("predictions_ref")) for score in self._scores())
+        predictions = [rows for rows in map(self._rows, names) if rows is not None]
+        report = as_mapping(self._result().get("decision"))
+        observed = as_list(report.get("observations"))
+        if report.get("observations_file") is not None:
+            try:
+                observed = read_file(report["observations_file"], self._files())
+            except NotRetainedError:
+                return None  # the decision says so
+        if not observed or not predictions:
+            return None
+        issue = pairing_issue(observed, predictions)
+        if issue is not None:
+            self.problems.append(f"observations: {issue}")
+        return f"{len(observed)} observations are those of the predictions"
 
     def decision_matches(self) -> str:
         judged = self._judged()
@@ -388,6 +421,17 @@ class _Check:
     def _result(self) -> Mapping[str, Any]:
         return as_mapping(self._json("result.json"))
 
+    def _scores(self) -> list[Mapping[str, Any]]:
+        evaluation = as_mapping(self._result().get("evaluation"))
+        return [as_mapping(score) for score in as_list(evaluation.get("scores"))]
+
+    def _totals(self, name: str) -> Totals | None:
+        """Return the sums of a predictions file, None if it is not there."""
+        if name not in self._sums:
+            rows = self._rows(name)
+            self._sums[name] = None if rows is None else totals_of(rows, where=name)
+        return self._sums[name]
+
     def _execution(self) -> Any:
         return self._json("execution.json") if "execution.json" in self.data else None
 
@@ -434,7 +478,7 @@ def _read_lines(data: bytes, name: str) -> list[Mapping[str, Any]]:
         raise InputError(name, "a torn last line", "whole lines")
     lines = data.split(b"\n")[:-1]
     joined = b"[" + b",".join(lines) + b"]"
-    rows = _flat_rows(joined)
+    rows = flat_rows(joined)
     if rows is None:
         rows = loads_strict(joined, where=name)
     for number, row in enumerate(rows, start=1):
@@ -443,51 +487,3 @@ def _read_lines(data: bytes, name: str) -> list[Mapping[str, Any]]:
     if len(rows) != len(lines):
         raise InputError(name, len(rows), "one object a line")
     return rows
-
-
-def _flat_rows(joined: bytes) -> list[Any] | None:
-    """Read flat objects with the plain parser, twice as fast; None where that may hide a flaw.
-
-    The plain parser keeps the last of two equal keys. Nothing but a key's closing quote stands
-    before a colon, so as many such places as keys in the result means that no key was lost and
-    that no object lies within another.
-    """
-    try:
-        found: list[Any] = json.loads(joined, parse_constant=_refuse)
-        keys = sum(map(len, found))
-    except (ValueError, TypeError, RecursionError):
-        return None
-    return found if joined.count(b'":') == keys and b'" :' not in joined else None
-
-
-def _refuse(literal: str) -> Any:
-    raise ValueError(literal)
-
-
-def _totals(rows: list[Mapping[str, Any]]) -> dict[tuple[Any, ...], tuple[float, int]]:
-    """Sum values by arm, metric, evaluator and seed."""
-    groups: dict[tuple[Any, ...], list[float]] = {}
-    for row in rows:
-        value = row.get("value")
-        key = (row.get("arm"), row.get("metric"), row.get("evaluator_id"), row.get("seed"))
-        groups.setdefault(key, []).append(float(value) if is_number(value) else float("nan"))
-    return {key: (sum(values), len(values)) for key, values in groups.items()}
-
-
-def _total_of(
-    totals: Mapping[tuple[Any, ...], tuple[float, int]], score: Mapping[str, Any]
-) -> tuple[float, int] | None:
-    """Return sum and count of the rows that a score is the mean of; all seeds if it names none."""
-    wanted = (score.get("arm"), score.get("metric"), score.get("evaluator_id"))
-    found = [
-        total
-        for key, total in totals.items()
-        if key[:3] == wanted and ("seed" not in score or key[3] == score["seed"])
-    ]
-    if not found:
-        return None
-    return sum(total for total, _ in found), sum(count for _, count in found)
-
-
-def _close(posted: object, mean: float) -> bool:
-    return is_number(posted) and abs(posted - mean) <= MEAN_TOLERANCE * max(1.0, abs(mean))
