@@ -33,7 +33,7 @@ class BundleFiles:
 def read_bundle_files(path: str | Path) -> BundleFiles:
     """Read a bundle's folder, or the newest bundle of a run directory.
 
-    Symbolic links are never followed, and nothing is read beyond the contract's limits.
+    A folder with a manifest is a bundle itself, whatever lies within it. Symbolic links are never followed, and nothing is read beyond the contract's limits.
 
     Raises:
         InputError: if there is no bundle at that path.
@@ -60,7 +60,9 @@ def read_bundle_files(path: str | Path) -> BundleFiles:
 def _bundle_folder(path: Path) -> Path:
     expected = f"a bundle's folder (with {MANIFEST}), or the directory of a run that has one"
     try:
-        sealed = [path] if (path / MANIFEST).is_file() else []
+        if os.path.lexists(path / MANIFEST):
+            return path
+        sealed = []
         number = 1
         while (newer := path / ("bundle" if number == 1 else f"bundle-{number}")).is_dir():
             if (newer / MANIFEST).is_file() and not newer.is_symlink():

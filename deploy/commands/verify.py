@@ -8,11 +8,12 @@ from evidence.verify import verify_bundle
 
 
 def verify(args: argparse.Namespace) -> int:
-    """Print what holds, what does not, and what could not be checked."""
+    """Print which folder was checked, what holds, what does not, and what stays open."""
     found = verify_bundle(args.bundle)
     if args.json:
         print(json.dumps(found.to_record(), indent=2, ensure_ascii=True, allow_nan=False))
     else:
+        print(f"Checked {found.where}")
         for name in found.checked:
             print(f"holds        {name}")
         for problem in found.problems:

@@ -198,6 +198,28 @@ def test_bundle_folder_of_a_run_is_no_link(folder, tmp_path):
         verify_bundle(run)
 
 
+def test_bundle_with_an_untouched_bundle_within_is_judged_itself(folder):
+    """A forger puts the honest bundle into the tampered one, as a run directory holds it."""
+    shutil.copytree(folder, folder / "bundle")
+    assert verify_bundle(folder / "bundle").ok
+    (folder / "result.json").write_bytes(b"{}")
+
+    found = verify_bundle(folder)
+
+    assert found.where == str(folder)
+    assert "result.json: its bytes are not those of the manifest" in found.problems
+    assert "bundle: not a plain file" in found.problems
+
+
+def test_manifest_that_is_a_link_does_not_lead_elsewhere(folder):
+    """Also a folder whose manifest cannot be read is the one that is judged."""
+    shutil.copytree(folder, folder / "bundle")
+    (folder / "manifest.json").unlink()
+    (folder / "manifest.json").symlink_to("nowhere")
+
+    assert "manifest.json: a symbolic link" in verify_bundle(folder).problems
+
+
 def test_folder_and_pipe_inside_are_problems(folder):
     (folder / "inner").mkdir()
     os.mkfifo(folder / "pipe")
