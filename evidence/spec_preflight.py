@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any, Literal
 
 from evidence.answers import ANSWER_COMPARISONS
@@ -158,8 +159,14 @@ def _criterion(criterion: Mapping[str, Any]) -> Iterator[str]:
     if not is_number(margin):
         yield "margin: expected a finite number."
     elif weighted and bounded:
-        reach = [sum(side(w * bound for bound in bounds) for w in weights) for side in (min, max)]
-        if not reach[0] < margin < reach[1]:
+        low, high = map(float, bounds)
+        reach = [
+            sum(side(float(w) * bound for bound in (low, high)) for w in weights)
+            for side in (min, max)
+        ]
+        if not all(map(isfinite, reach)):
+            yield "weights and bounds: expected effects within the range of a 64-bit float."
+        elif not reach[0] < margin < reach[1]:
             yield f"margin: expected a value between {reach[0]:g} and {reach[1]:g}."
 
 

@@ -226,3 +226,16 @@ def test_a_budget_may_be_small_and_an_audit_of_one_task(put):
     small = put(put(SPEC, ("budget", "gpu_hours"), 0.5), ("budget", "max_wall_minutes"), 0.5)
     generated = put(small, (*FEATURES, "generated_training_data"), True)
     assert validate(put(generated, ("generation_audit", "min_sample_size"), 1)).findings == ()
+
+
+@pytest.mark.parametrize("weight", [10**308, -(10**308), 1e308])
+def test_effects_beyond_every_float_are_one_finding(put, weight):
+    """10**308 times 10**308 is no 64-bit float, whether written as a whole number or not."""
+    changed = {**SPEC["decision_rule"]["criteria"][0], "weights": {"t": weight}}
+
+    found = validate(put(SPEC, CRITERION, {**changed, "bounds": [0, 10**308]}))
+
+    assert found.findings == (
+        "decision_rule.criteria[0].weights and bounds: expected effects within the range of a "
+        "64-bit float.",
+    )
