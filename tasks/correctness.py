@@ -2,6 +2,9 @@
 
 First the baseline's loss through the custom path, with no treatment in it, against the service's
 own built-in loss and the reference; then the treatment's loss against the reference.
+
+What the service computed on scores of its own is compared only where it repeats them; where it does
+not, that evidence is missing and the gate is unverified.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from tasks.advantage_parity import (
     teacher_scores,
 )
 from tasks.arms import ArmPlan
-from tasks.builtin_comparison import compare_with_builtin
+from tasks.builtin_comparison import NOT_REPEATED, are_repeated, compare_with_builtin
 from tasks.context import RunContext
 from tasks.datums import TrainedSequence, datum_of, loss_inputs_of
 from tasks.fixed_inputs import fixed_batch, forced_inputs, stale, taught_batch
@@ -68,7 +71,16 @@ async def check_correctness(ctx: RunContext) -> GateAnswer:
     report = {"required": True, "paths": [_report(ctx, plan, measured) for plan in plans]}
     result = correctness.validate(ctx.spec.raw, report)
     gate = result.to_gate((SourceRef(path, digest_of_file(ctx, path)),))
-    return GateAnswer(gate, {"correctness_preflight": report})
+    return GateAnswer(_explained(ctx, gate), {"correctness_preflight": report})
+
+
+def _explained(ctx: RunContext, gate: GateResult) -> GateResult:
+    """An unverified gate, with why evidence is missing where the service's scores are the cause."""
+    known = {event["reason"] for event in ctx.run.events("builtin_not_compared")}
+    if gate.status != "unverified" or NOT_REPEATED not in known:
+        return gate
+    reason = f"{NOT_REPEATED}: what it computed on them was compared with nothing"
+    return replace(gate, reasons=(*gate.reasons, reason))
 
 
 async def _measure(ctx: RunContext) -> dict[str, Any]:
@@ -103,6 +115,8 @@ class Served:
     """What was measured on one client: its scores before anything, the inputs, the comparisons."""
 
     before: list[NDArray[np.float32]]
+    repeats: bool
+    """Whether it gave these scores twice, to the last bit."""
     batch: list[TrainedSequence]
     baseline: list[Comparison]
     reference: list[Comparison]
@@ -116,15 +130,20 @@ async def _through_the_service(
     """Both losses through the custom path of one fresh client."""
     trainer = await ctx.service.create_trainer(_plain(ctx.lora), label="correctness")
     try:
-        before = await trainer.forward([datum_of(sequence) for sequence in fixed_batch(ctx)])
+        datums = [datum_of(sequence) for sequence in fixed_batch(ctx)]
+        before, again = [await trainer.forward(datums) for _ in range(2)]
+        repeats = are_repeated(before, again)
+        if not repeats:
+            ctx.run.append("served_sums_not_compared", reason=NOT_REPEATED)
         batch = stale(fixed_batch(ctx), before)
         if _distilled(ctx) is not None:
             batch = rewarded(batch, group_settings(_arm(ctx, "baseline").advantage))
         return Served(
             before=before,
+            repeats=repeats,
             batch=batch,
-            baseline=await _one_loss(ctx, trainer, baseline, batch, before),
-            reference=await _one_loss(ctx, trainer, treatment, batch, before),
+            baseline=await _one_loss(ctx, trainer, baseline, batch, before, repeats=repeats),
+            reference=await _one_loss(ctx, trainer, treatment, batch, before, repeats=repeats),
             sdpo=await _advantages(ctx, trainer, batch, before),
         )
     finally:
@@ -173,10 +192,13 @@ async def _one_loss(
     loss: Mapping[str, Any],
     batch: Sequence[TrainedSequence],
     before: Sequence[NDArray[np.float32]],
+    *,
+    repeats: bool = True,
 ) -> list[Comparison]:
     """One loss on real log-probabilities through the SDK, and on made-up ones without it.
 
-    A loss that reads recomputed log-probabilities is given those from before any step.
+    A loss that reads recomputed log-probabilities is given those from before any step. The sum that
+    the service reports is left out where it does not repeat its scores.
     """
     where = "served log-probabilities"
     try:
@@ -186,7 +208,7 @@ async def _one_loss(
         return [
             *against_reference(loss, probe, where),
             *packed_against_unpacked(loss, probe, where),
-            *served_sums(probe, metrics),
+            *(served_sums(probe, metrics) if repeats else ()),
             *_forced(loss),
         ]
     except LossConfigError as error:
@@ -231,6 +253,7 @@ async def _against_builtin(
         found.batch,
         stock_batch=found.batch if _distilled(ctx) is None else cookbook_rewarded(found.batch),
         before=found.before,
+        repeats=found.repeats,
         lora=_plain(ctx.lora),
     )
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from evidence.run import Run
 from flows.run import run_comparison
+from tasks.trainer import Trainer
 from tests.flows import tiny_spec
 from tests.flows.conftest import PlanMaker
 
@@ -107,6 +111,52 @@ def test_adapter_without_a_seed_has_the_same_gradient_on_both_paths(plan_of: Pla
     row = next(check for check in checks if check.check == "baseline_gradient")
     assert row.status == "passed"
     assert row.measured["reference_max_abs"] > 0.05
+
+
+@pytest.fixture
+def shaken_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every score of every training client is off by up to 0.0005 nats, another time otherwise."""
+    forward, custom = Trainer.forward, Trainer.forward_backward_custom
+    random = np.random.Generator(np.random.PCG64(0))
+
+    def off(count: int) -> Any:
+        return random.uniform(-5e-4, 5e-4, count).astype(np.float32)
+
+    async def shaken(self: Trainer, datums: Any) -> Any:
+        return [values + off(len(values)) for values in await forward(self, datums)]
+
+    async def shaken_custom(self: Trainer, datums: Any, loss: Any) -> dict[str, float]:
+        def shaken_loss(data: Any, logprobs: Any) -> Any:
+            return loss(data, [values + torch.from_numpy(off(len(values))) for values in logprobs])
+
+        return await custom(self, datums, shaken_loss)
+
+    monkeypatch.setattr(Trainer, "forward", shaken)
+    monkeypatch.setattr(Trainer, "forward_backward_custom", shaken_custom)
+
+
+@pytest.mark.usefixtures("shaken_scores")
+def test_service_that_does_not_repeat_its_scores_leaves_correctness_unverified(
+    plan_of: PlanMaker,
+) -> None:
+    """Its loss value and its surrogate sum belong to scores that nobody has seen."""
+    plan = plan_of()
+
+    outcome = run_comparison(plan)
+
+    run = Run.open(f"{plan.run_dir}/run")
+    assert (outcome.stopped_by, outcome.gate_status) == ("correctness", "unverified")
+    assert "the service does not repeat its own scores" in outcome.reason
+    checks = {row.check: row.status for row in run.gates()["correctness"].checks}
+    assert checks == {
+        "baseline_loss": "unverified",
+        "baseline_gradient": "unverified",
+        "reference_loss": "passed",
+        "reference_gradient": "passed",
+    }
+    for name in ("builtin_not_compared", "served_sums_not_compared"):
+        (event,) = run.events(name)
+        assert event["reason"] == "the service does not repeat its own scores"
 
 
 def test_unknown_revision_leaves_correctness_unverified(plan_of: PlanMaker) -> None:
