@@ -78,13 +78,13 @@ def stopped(ctx: RunContext, gate: GateResult) -> Outcome:
 
 async def blocked(ctx: RunContext, error: ServiceError) -> Outcome:
     """The service refused or was out of reach for too long: close the attempt, not the run."""
-    released = await ctx.service.release_all()
+    await ctx.service.release_all()
     capacity = isinstance(error, CapacityBlocked)
     outcome = _interrupted(ctx, error, "capacity")
     block = {
         "error": error.error,
         "comparison_steps_completed": ctx.steps_completed,
-        "released_clients": released,
+        "released_clients": all(release.confirmed for release in ctx.service.releases),
         "released": [asdict(release) for release in ctx.service.releases],
     }
     what = "has no capacity" if capacity else "is out of reach"
