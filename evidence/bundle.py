@@ -26,7 +26,7 @@ from evidence.secret_scan import scan_bytes
 from evidence.step_metrics import step_metrics
 from evidence.tables import UPDATES, TableSchema, table_schema
 from evidence.text import escape_text
-from evidence.values import as_mapping
+from evidence.values import as_list, as_mapping, is_text
 from evidence.verdict_inputs import gate_statuses, judge_decision, roles_of
 
 TEXT_ESCAPE = (
@@ -59,7 +59,8 @@ def build_bundle(run: Run, *, environment: Mapping[str, str] | None = None) -> B
     Args:
         run: the run directory; the bundle becomes its folder ``bundle`` (or ``bundle-2``, ... if
             the run went on after an earlier bundle was sealed).
-        environment: variables whose values must not occur; this process's by default.
+        environment: variables whose values must not occur; this process's by default. Those that
+            the run took its service's key and headers from count whatever they are called.
 
     Returns:
         The bundle; the same one again if nothing has changed.
@@ -73,7 +74,7 @@ def build_bundle(run: Run, *, environment: Mapping[str, str] | None = None) -> B
         expected = "a run that has posted its final result"
         raise InputError("result.json status", status, expected, where=run.path)
     files = _sealed(run, fit(_collect(run)))
-    _refuse_secrets(files, environment, where=run.path)
+    _refuse_secrets(files, environment, _secret_variables(run), where=run.path)
     folder = _write(run, files)
     manifest = json.loads(files[MANIFEST])
     return Bundle(
@@ -309,11 +310,25 @@ def _crate_run(run: Run) -> rocrate.CrateRun:
     )
 
 
+def _secret_variables(run: Run) -> set[str]:
+    """Return the names of the variables that held the service's key and headers in any attempt."""
+    names: list[Any] = []
+    for event in run.events("started"):
+        service = as_mapping(event.get("service"))
+        headers = map(as_mapping, as_list(service.get("header_env")))
+        names += [service.get("api_key_env"), *(header.get("variable") for header in headers)]
+    return set(filter(is_text, names))
+
+
 def _refuse_secrets(
-    files: Mapping[str, bytes], environment: Mapping[str, str] | None, *, where: str
+    files: Mapping[str, bytes],
+    environment: Mapping[str, str] | None,
+    secret_variables: set[str],
+    *,
+    where: str,
 ) -> None:
     for name, data in sorted(files.items()):
-        found = scan_bytes(name, data, environment=environment)
+        found = scan_bytes(name, data, environment=environment, secret_variables=secret_variables)
         if found:
             expected = "no secret in any file of the bundle; nothing was written"
             raise InputError(f"{name}, {found[0]}", "a secret", expected, where=where)

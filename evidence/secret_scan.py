@@ -1,7 +1,7 @@
 """Find secrets in the bytes of a file, and say where without repeating them.
 
 Three nets, each over every byte: the values of this process's environment variables whose names
-sound secret (as they are, URL-encoded, JSON-escaped, in base64); the project's own rules (service
+sound secret, or that are named as such (as they are, URL-encoded, JSON-escaped, in base64); the project's own rules (service
 keys, authorization headers, passwords in assignments, URLs with credentials or signatures, private
 keys); and the token formats that the detect-secrets package knows. Its entropy detectors are not
 used: evidence is full of SHA-256 digests.
@@ -19,7 +19,7 @@ import functools
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -227,7 +227,11 @@ _DIGEST = re.compile(rb"(?:sha256:)?(?:[0-9a-f]{64}|[0-9a-f]{40}|[0-9a-f]{32})")
 
 
 def scan_bytes(
-    name: str, data: bytes, *, environment: Mapping[str, str] | None = None
+    name: str,
+    data: bytes,
+    *,
+    environment: Mapping[str, str] | None = None,
+    secret_variables: Collection[str] = (),
 ) -> list[str]:
     """Return what is secret in a file, one line each, without the secret itself.
 
@@ -235,6 +239,7 @@ def scan_bytes(
         name: the file's name; some names (`.env`, `id_rsa`) are secret whatever they hold.
         data: the file's bytes, text or not.
         environment: variables whose values must not occur; this process's by default.
+        secret_variables: names of variables that hold a secret whatever they are called.
 
     Returns:
         Texts such as ``line 3: private key``, at most 20; empty if nothing was found.
@@ -243,7 +248,8 @@ def scan_bytes(
     found = dict.fromkeys(f"name: {what}" for what in _secret_name(name))
     views = [data, data.replace(b"\x00", b"")] if b"\x00" in data else [data]
     for view in views:
-        hits = {*_environment(view, variables), *_own_rules(view), *_known_formats(view)}
+        hits = {*_environment(view, variables, secret_variables)}
+        hits |= {*_own_rules(view), *_known_formats(view)}
         for offset, what in sorted(hits):
             line = view.count(b"\n", 0, offset) + 1
             found[f"line {line}: {what}"] = None
@@ -258,9 +264,13 @@ def _secret_name(name: str) -> Iterator[str]:
         yield "a private key file"
 
 
-def _environment(data: bytes, variables: Mapping[str, str]) -> Iterator[_Hit]:
+def _environment(
+    data: bytes, variables: Mapping[str, str], secret_variables: Collection[str]
+) -> Iterator[_Hit]:
     for name, value in variables.items():
-        if not _is_secret_variable(name, value):
+        if not (
+            _is_named_secret(name, value, secret_variables) or _is_secret_variable(name, value)
+        ):
             continue
         for form in _forms(value):
             offset = data.find(form)
@@ -268,12 +278,28 @@ def _environment(data: bytes, variables: Mapping[str, str]) -> Iterator[_Hit]:
                 yield offset, f"value of environment variable {name}"
 
 
+def _is_named_secret(name: str, value: str, secret_variables: Collection[str]) -> bool:
+    usable = len(value) >= _MIN_VALUE_CHARS and not _PUBLIC_VALUE.fullmatch(value)
+    return usable and name in secret_variables
+
+
 def _is_secret_variable(name: str, value: str) -> bool:
     if len(value) < _MIN_VALUE_CHARS or not _SECRET_NAME.search(name):
         return False
-    if value.startswith("/") or _PLAIN_URL.fullmatch(value) or _PUBLIC_VALUE.fullmatch(value):
+    if _is_path(value) or _PLAIN_URL.fullmatch(value) or _PUBLIC_VALUE.fullmatch(value):
         return False
     return _HARMLESS_NAME.search(name) is None
+
+
+def _is_path(value: str) -> bool:
+    """Whether a value names a file: one secret of 64 in base64 begins with a slash too.
+
+    A path on this machine begins with a folder that is there, which a secret does not.
+    """
+    first, _, rest = value.removeprefix("/").partition("/")
+    if not value.startswith("/") or not first:
+        return False
+    return os.path.lexists(value) or (bool(rest) and os.path.isdir(f"/{first}"))  # noqa: PTH112
 
 
 def _forms(value: str) -> set[bytes]:

@@ -184,3 +184,19 @@ def test_run_on_an_object_store_is_sealed_and_reported(make_finished_run):
     assert set(read_bundle(run).data) == set(bundle.files)
     assert run.read_bytes(report.html).startswith(b"<!doctype html>")
     fsspec.filesystem("memory").store.clear()
+
+
+@pytest.mark.parametrize("variable", ["PROXY_TENANT", "MY_SERVICE"])
+def test_value_of_a_variable_that_the_run_named_is_refused(finished_run, variable):
+    """Headers and the key come from variables with free names, which the ledger tells."""
+    service = {
+        "api_key_env": "MY_SERVICE",
+        "header_env": [{"header": "X-Tenant", "variable": "PROXY_TENANT"}],
+    }
+    finished_run.append("started", attempt=2, service=service)
+    finished_run.write_file("note.txt", b"tenant-4711-blue\n")
+
+    with pytest.raises(InputError, match=rf"line 1: value of environment variable {variable}"):
+        build_bundle(finished_run, environment={variable: "tenant-4711-blue"})
+    assert bundle_folders(finished_run) == []
+    assert build_bundle(finished_run, environment={"ELSEWHERE": "tenant-4711-blue"}).folder

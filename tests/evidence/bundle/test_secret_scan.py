@@ -110,6 +110,44 @@ def test_harmless_variable_is_no_secret(name, value):
     assert scan_bytes("a", value.encode(), environment={name: value}) == []
 
 
+@pytest.mark.parametrize(
+    "value",
+    ["/aB3dE5fG7hJ9kL1mN3pQ5r=", "/x9/Ty4+Qw8eRt2/yU6iOp0aS", "/", "//////////", "/9aB8cD7e"],
+)
+def test_secret_that_begins_with_a_slash_is_found(value):
+    """One of 64 secrets in base64 does; no folder of that name is there."""
+    expected = ["line 1: value of environment variable API_KEY"] if len(value) > 7 else []
+
+    assert scan_bytes("a", value.encode(), environment={"API_KEY": value}) == expected
+
+
+def test_path_in_a_variable_is_no_secret(tmp_path):
+    """A file that is there, one that is not, and one that was never made on this machine."""
+    there = tmp_path / "key"
+    there.write_bytes(b"x")
+
+    for value in (str(there), str(tmp_path / "missing" / "key.pem")):
+        assert scan_bytes("a", value.encode(), environment={"SSH_KEY": value}) == []
+
+
+@pytest.mark.parametrize("value", ["tenant-4711-blue", "/tmp/blue-4711", "https://x.example/blue"])
+def test_variable_that_is_named_as_secret_is_found(value):
+    """Whatever it is called and looks like; the documented key of the embedded service is none."""
+    environment = {"PROXY_ID": value, "OTHER": "other-value", "PROXY_MODE": "short"}
+
+    def scan(text, names):
+        return scan_bytes("a", text, environment=environment, secret_variables=names)
+
+    text = f"{value} other-value short tml-local".encode()
+    assert scan(text, {"PROXY_ID", "PROXY_MODE"}) == [
+        "line 1: value of environment variable PROXY_ID"
+    ]
+    assert scan(text, ()) == []
+    local = {"PROXY_ID": "tml-local-key"}
+    found = scan_bytes("a", b"tml-local-key", environment=local, secret_variables={"PROXY_ID"})
+    assert not any("PROXY_ID" in text for text in found)
+
+
 def test_environment_is_this_process_by_default(monkeypatch):
     monkeypatch.setenv("PLANTED_PASSWORD", "correct-horse-battery")
 
