@@ -358,6 +358,28 @@ def test_stale_sampler_of_a_comparison_is_found(
     assert found.findings.first_gap["nats_q90"] < 1e-4  # type: ignore[index]
 
 
+@pytest.mark.slow
+def test_both_arms_of_a_comparison_with_a_recomputed_anchor_are_counted(
+    tmp_path: Path, local_service: LocalService
+) -> None:
+    """Only the arm that recomputes has what the mask compares with; the other's columns are null."""
+    document = tiny_spec.spec()
+    raw = tiny_spec.execution(document)
+    raw["arms"]["dppo"]["loss"]["anchor"] = "recompute"
+
+    run_comparison(make_plan(tmp_path, local_service.url, document=document, execution=raw))
+
+    run = Run.open(f"{tmp_path}/run")
+    rows = {arm: run.read_table("updates", key=(arm, "train", 1))[0] for arm in ("dppo", "grpo")}
+    assert rows["dppo"]["exceed"] is not None
+    assert rows["grpo"]["exceed"] is None
+    assert rows["grpo"]["loss_tokens"] > 0
+    for arm in rows:
+        found = investigate(run, arm=arm, phase="train").findings
+        assert (found.missing, found.broken) == ([], [])
+        assert found.replay["counts_different"] == []
+
+
 def test_diagnostic_of_an_earlier_run_leaves_it_as_it_was(
     whole_run: tuple[Run, object], tmp_path: Path, local_service: LocalService
 ) -> None:
