@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any
 from evidence.canonical import loads_strict
 from evidence.episode_metrics import FAILED
 from evidence.manifest import LEDGER, MANIFEST, read_manifest, whole_file
+from evidence.report_changes import change_words
 from evidence.report_episodes import EpisodeTable, episode_tables
 from evidence.report_text import finite, number
 from evidence.values import as_list, as_mapping, spec_mapping
@@ -205,31 +205,8 @@ class ReportData:
         return words or "effect"
 
     def what_would_change(self, criterion: Mapping[str, Any]) -> str:
-        """Say how many items would settle a criterion at the observed effect.
-
-        The half width falls with the square root of the number of items, so the interval just
-        clears the margin at ``n * (half_width / |effect - margin|) ** 2`` items.
-        """
-        effect, margin = finite(criterion.get("effect")), finite(criterion.get("margin"))
-        half, n = finite(criterion.get("half_width")), criterion.get("n_items")
-        if effect is None or margin is None or half is None or not isinstance(n, int):
-            return "The effect could not be computed."
-        gap = abs(effect - margin)
-        if gap == 0.0:
-            return "The effect equals the margin: no number of items would settle it."
-        needed = math.ceil(n * (half / gap) ** 2)
-        side = "support" if effect > margin else "refute"
-        if gap > half:
-            return (
-                f"It would have been settled with {number(max(needed, 1))} of these {number(n)} "
-                f"items already, had the effect been the same."
-            )
-        return (
-            f"If the effect stayed {number(effect, signed=True)}, about {number(needed)} items would "
-            f"{side} it ({number(n)} were used); with {number(n)} items the effect would have to "
-            f"be above {number(margin + half, signed=True)} to support it, or below "
-            f"{number(margin - half, signed=True)} to refute it."
-        )
+        """Say what would settle a criterion, or by how much it is settled."""
+        return change_words(criterion, rule=self.spec.get("decision_rule"))
 
     @cached_property
     def charts(self) -> list[Chart]:
