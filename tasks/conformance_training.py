@@ -13,7 +13,9 @@ from evidence.conformance_probes import (
     CLIP_SHARE,
     DECAY_PER_STEP,
     FIRST_TOKENS,
-    NATS_TOLERANCE,
+    SHORTER_CLIP,
+    STEP_TOLERANCE,
+    nats_bound,
 )
 from tasks.conformance_bench import (
     BETA1,
@@ -47,11 +49,12 @@ async def forward_adds_nothing(bench: Bench) -> list[Measurement]:
         learning_rate=_LONG_STEP, beta1=0.0, beta2=0.95, eps=1e-8, weight_decay=0.0
     )
     await bench.untrained()
-    movement = rms(await bench.moved(_SILENCE, adam=adam))
-    if movement > NATS_TOLERANCE:
+    before, again = await bench.score(), await bench.score()
+    values = {"nats": rms(await bench.moved(_SILENCE, adam=adam)), "rounding": rms(again - before)}
+    if values["nats"] > nats_bound(values):
         await bench.leave()
         bench.forwards_count = True
-    return [Measurement("forward_adds_nothing", {"nats": movement})]
+    return [Measurement("forward_adds_nothing", values)]
 
 
 async def repeatable(bench: Bench) -> list[Measurement]:
@@ -65,6 +68,10 @@ async def result_order(bench: Bench) -> list[Measurement]:
     trainer = await bench.trainer()
     alone = [await score(trainer, example) for example in EXAMPLES]
     both = await trainer.forward([example.plain() for example in EXAMPLES])
+    rounding = await _rounding(trainer, alone)
+    values = {"in_order": _gap(both, alone), "reversed": _gap(both[::-1], alone)} | rounding
+    in_order = values["in_order"]
+    bench.ordered = in_order is not None and in_order <= nats_bound(values)
     halves = [
         tuple(weight if number % 2 else 0.0 for number, weight in enumerate(example.weights))
         for example in EXAMPLES
@@ -75,16 +82,23 @@ async def result_order(bench: Bench) -> list[Measurement]:
     ]
     unweighted = np.concatenate([np.array(half) == 0.0 for half in halves])
     seen, true = np.concatenate(found), np.concatenate(alone)
-    values = {"in_order": _gap(both, alone), "reversed": _gap(both[::-1], alone)}
-    in_order = values["in_order"]
-    bench.ordered = in_order is not None and in_order <= NATS_TOLERANCE
     if len(seen) != len(true):
         return [Measurement("result_order", values)]
     zeros = {
         "gap": float(np.abs(seen - true)[unweighted].mean()),
         "zeros": float((seen == 0.0)[unweighted].mean()),
     }
-    return [Measurement("result_order", values), Measurement("unweighted_tokens", zeros)]
+    return [Measurement("result_order", values), Measurement("unweighted_tokens", zeros | rounding)]
+
+
+async def _rounding(trainer: Trainer, alone: list[Vector]) -> dict[str, float | None]:
+    """How far the scores of an example change with the company of itself, whatever the order is."""
+    pairs = [
+        (await trainer.forward([example.plain()] * 2), values)
+        for example, values in zip(EXAMPLES, alone, strict=True)
+    ]
+    gaps = [_gap(found, [values] * 2) for found, values in pairs]
+    return {"rounding": max((gap for gap in gaps if gap is not None), default=None)}
 
 
 def _gap(found: list[Any], expected: list[Vector]) -> float | None:
@@ -220,18 +234,21 @@ async def step_length(bench: Bench) -> list[Measurement]:
 
     The weights' movement along its own gradient g is step * |g|^2, which gives |g| if steps are as
     long as asked for; a shortened step then moves the model by that share. Steps of another length
-    give another |g|, and another share.
+    give another |g|, and another share. Where nothing was shortened, a much shorter clip tells
+    whether clips have no effect or steps are far too long.
     """
     units = bench.known
     weights = np.array([*FIRST.weights, *([0.0] * len(SECOND.weights))])
     length = float(np.sqrt(max(float(weights @ units.first), 0.0) / units.step))
-    adam = bench.adam(clip=CLIP_SHARE * length)
-    moved = await bench.moved(trained(FIRST), adam=adam)
-    share = multiple(moved, units.first)["ratio"]
-    return [
-        Measurement("learning_rate", {"share": share, "noise": units.noise}),
-        Measurement("gradient_clip", {"share": share, "noise": units.noise}),
-    ]
+
+    async def clipped(clip: float) -> float | None:
+        moved = await bench.moved(trained(FIRST), adam=bench.adam(clip=clip))
+        return multiple(moved, units.first)["ratio"]
+
+    values = {"share": await clipped(CLIP_SHARE * length), "noise": units.noise}
+    if values["share"] is not None and values["share"] >= 1.0 - STEP_TOLERANCE:
+        values["shortened"] = await clipped(SHORTER_CLIP * CLIP_SHARE * length)
+    return [Measurement("learning_rate", values), Measurement("gradient_clip", dict(values))]
 
 
 async def weight_decay(bench: Bench) -> list[Measurement]:

@@ -33,6 +33,7 @@ FAULTS: Mapping[str, str] = {
     "step_applied_twice": "an optimizer step is applied twice",
     "replay_executes_again": "a training request that is sent again is executed again",
     "learning_rate_halved": "the learning rate is halved",
+    "learning_rate_1000_times": "the learning rate is 1000 times as high",
     "gradient_clip_ignored": "grad_clip_norm has no effect",
     "weight_decay_ignored": "weight_decay has no effect",
     "cold_adam_after_restore": "a restored optimizer has lost its moments",
@@ -127,6 +128,8 @@ class SemanticFaults:
         """Return the hyperparameters that the faulty service would use."""
         if self.on("learning_rate_halved"):
             params = params.model_copy(update={"learning_rate": params.learning_rate / 2})
+        if self.on("learning_rate_1000_times"):
+            params = params.model_copy(update={"learning_rate": params.learning_rate * 1000})
         if self.on("gradient_clip_ignored"):
             params = params.model_copy(update={"grad_clip_norm": 0.0})
         if self.on("weight_decay_ignored"):

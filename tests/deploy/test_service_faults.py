@@ -160,6 +160,7 @@ PROBES = {
     "step_applied_twice": training,
     "replay_executes_again": repeated_request,
     "learning_rate_halved": training,
+    "learning_rate_1000_times": training,
     "gradient_clip_ignored": training,
     "weight_decay_ignored": training,
     "cold_adam_after_restore": restoring,

@@ -6,12 +6,12 @@ from evidence.conformance import Measurement
 
 HEALTHY_VALUES: dict[str, dict[str, float | None]] = {
     "repeatable": {"gap": 0.004, "target": 0.001},
-    "result_order": {"in_order": 0.0, "reversed": None},
-    "unweighted_tokens": {"gap": 0.0, "zeros": 0.0},
+    "result_order": {"in_order": 0.0, "reversed": None, "rounding": 0.0},
+    "unweighted_tokens": {"gap": 0.0, "zeros": 0.0, "rounding": 0.0},
     "sum_over_request": {"first": 0.995, "second": -1.0, "unexplained": 0.001, "noise": 0.004},
     "weights_are_factors": {"ratio": 1.976, "unexplained": 0.007, "noise": 0.004},
     "gradients_accumulate": {"first": 0.983, "second": 0.998, "unexplained": 0.01, "noise": 0.004},
-    "forward_adds_nothing": {"nats": 0.0},
+    "forward_adds_nothing": {"nats": 0.0, "rounding": 0.0},
     "gradient_cleared": {"left": 0.0, "noise": 0.004},
     "momentum": {"carried": 0.975, "noise": 0.004},
     "custom_loss": {"first": 0.992, "second": -1.0, "unexplained": 0.002, "noise": 0.004},

@@ -62,6 +62,8 @@ FAULTS = [
     ("learning_rate", {"share": 0.177}, "learning_rate_halved"),
     ("learning_rate", {"share": 0.559}, "mean_instead_of_sum"),
     ("learning_rate", {"share": 0.433}, "normalised_by_weight_sum"),
+    ("learning_rate", {"share": 1.0, "shortened": 0.0008}, "learning_rate_1000_times"),
+    ("learning_rate", {"share": 0.92, "shortened": 0.0001}, "learning_rate_1000_times"),
     ("gradient_clip", {"share": 1.0}, "gradient_clip_ignored"),
     ("weight_decay", {"left": 1.0}, "weight_decay_ignored"),
     ("weight_decay", {"left": 0.5625}, "learning_rate_halved"),
@@ -76,6 +78,7 @@ FAULTS = [
     ("checkpoint_kinds", {"sampler": 0.0}, "training_overwrites_sampler"),
     ("published_sampler", {"ratio": 0.33, "gap": 0.67}, "stale_sampler"),
     ("trainer_against_sampler", {"trainer": 1.6, "trainer_shifted": 0.0}, "logprobs_off_by_one"),
+    ("trainer_against_sampler", {"trainer": 1.6, "trainer_shifted": 0.04}, "logprobs_off_by_one"),
     ("trainer_against_sampler", {"trainer": 0.03}, "sampler_disagrees_with_trainer"),
     ("scores_of_given_tokens", {"scorer": 1.6, "scorer_shifted": 0.0}, "prompt_logprobs_shifted"),
     ("logprobs_under_temperature", {"gap": 0.5, "slope": 2.0}, "temperature_scaled_logprobs"),
@@ -117,6 +120,54 @@ def test_low_precision_of_a_sampler_stops_nothing_and_a_shift_does() -> None:
     assert shifted.blocking == ("trainer_against_sampler",)
 
 
+@pytest.mark.parametrize(
+    ("trainer", "shifted", "to_scorer", "blocks"),
+    [
+        (0.02, 2.0, 0.02, False),
+        (0.02, 2.0, 0.0, False),
+        (0.1, 0.51, 0.1, False),
+        (0.1, 0.5, 0.1, True),
+        (0.11, 2.0, 0.11, True),
+        (4.0, 4.0, 0.0, True),
+    ],
+    ids=["scorer_s_engine", "trainer_s_engine", "bound", "no_nearer", "too_far", "made_up"],
+)
+def test_sampler_of_another_engine_stops_nothing_wherever_the_scorer_lies(
+    trainer: float, shifted: float, to_scorer: float, blocks: bool
+) -> None:
+    """Within 0.1 nats, and neighbours' scores more than five times as far away."""
+    values = {"trainer": trainer, "trainer_shifted": shifted, "trainer_to_scorer": to_scorer}
+    record = _record(_changed("trainer_against_sampler", **values))
+
+    assert record.verdict == "differs"
+    assert record.faults == (() if blocks else ("sampler_disagrees_with_trainer",))
+    assert bool(record.blocking) is blocks
+
+
+@pytest.mark.parametrize(
+    ("probe", "name"),
+    [("result_order", "in_order"), ("unweighted_tokens", "gap"), ("forward_adds_nothing", "nats")],
+)
+@pytest.mark.parametrize(
+    ("gap", "rounding", "verdict"),
+    [
+        (0.01, 0.0, "conforms"),
+        (0.011, 0.0, "differs"),
+        (0.011, None, "differs"),
+        (0.059, 0.02, "conforms"),
+        (0.061, 0.02, "differs"),
+        (0.1, 0.5, "conforms"),
+        (0.101, 0.5, "differs"),
+    ],
+)
+def test_scores_may_differ_by_three_times_the_rounding_up_to_a_bound(
+    probe: str, name: str, gap: float, rounding: float | None, verdict: str
+) -> None:
+    (row,) = judge([Measurement(probe, {name: gap, "rounding": rounding})])
+
+    assert row.verdict == verdict
+
+
 def test_gate_fails_with_the_probe_s_name_and_its_numbers() -> None:
     gate = _record(_changed("custom_loss", second=-10.0)).to_gate()
 
@@ -156,6 +207,29 @@ def test_length_of_a_step_cannot_be_told_where_nothing_is_clipped() -> None:
     )
 
     assert [row.verdict for row in rows] == ["cannot_tell", "differs"]
+
+
+def test_step_that_only_a_far_shorter_clip_shortens_is_far_too_long() -> None:
+    """The clip works, and was taken for a long one because the steps are; ignored, both are 1."""
+    too_long, clipped = judge(
+        [
+            Measurement("learning_rate", {"share": 1.0, "shortened": 0.0008}),
+            Measurement("gradient_clip", {"share": 1.0, "shortened": 0.0008}),
+        ]
+    )
+    ignored = judge(
+        [
+            Measurement("learning_rate", {"share": 1.0, "shortened": 0.99}),
+            Measurement("gradient_clip", {"share": 1.0, "shortened": 0.99}),
+        ],
+        needs=NEEDS | {CLIPPING},
+    )
+
+    assert (too_long.verdict, too_long.blocking) == ("differs", True)
+    assert too_long.looks_like == "learning_rate_1000_times"
+    assert clipped.verdict == "conforms"
+    assert [row.verdict for row in ignored] == ["cannot_tell", "differs"]
+    assert ignored[1].looks_like == "gradient_clip_ignored"
 
 
 def test_refused_probe_cannot_tell_unless_a_comparison_needs_it_itself() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import httpx
+import numpy as np
 import pytest
 
 from deploy.local_service.faults import FAULTS
@@ -17,6 +20,7 @@ from tasks.failures import CapacityBlocked
 from tasks.patience import RetryPolicy
 from tasks.service import Service
 from tasks.service_settings import ServiceSettings
+from tasks.trainer import Trainer
 
 pytestmark = pytest.mark.anyio
 
@@ -36,6 +40,7 @@ WHERE_SEEN = {
     "step_applied_twice": ("gradient_cleared", "weight_decay"),
     "replay_executes_again": ("replayed_request",),
     "learning_rate_halved": ("learning_rate", "weight_decay"),
+    "learning_rate_1000_times": ("learning_rate",),
     "gradient_clip_ignored": ("learning_rate",),
     "weight_decay_ignored": ("weight_decay",),
     "cold_adam_after_restore": ("optimizer_restored",),
@@ -130,7 +135,11 @@ async def test_whole_kit_has_no_finding_on_a_healthy_service(
 
 
 @pytest.mark.parametrize(
-    "fault", ["negative_weights_blown_up", "logprobs_off_by_one", "ignored_seed"]
+    "fault",
+    [
+        *("negative_weights_blown_up", "logprobs_off_by_one", "ignored_seed"),
+        "learning_rate_1000_times",
+    ],
 )
 async def test_some_faults_are_caught_and_named(faulty_service: LocalService, fault: str) -> None:
     _switch(faulty_service, fault)
@@ -151,6 +160,53 @@ async def test_every_fault_is_caught_and_named(faulty_service: LocalService, fau
     assert record.verdict == "differs"
     assert record.faults == (fault,)
     assert bool(record.blocking) == (fault not in STOPS_NOTHING)
+
+
+@pytest.fixture
+def rounded_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every score is off by up to 0.02 nats, another time otherwise: 0.0133 nats in the mean."""
+    forward, random = Trainer.forward, np.random.Generator(np.random.PCG64(0))
+
+    async def rounded(self: Trainer, datums: Any) -> Any:
+        found = await forward(self, datums)
+        off = [random.uniform(-0.02, 0.02, len(values)) for values in found]
+        return [
+            np.where(values == 0.0, 0.0, values + more)  # a made-up 0 is not a score
+            for values, more in zip(found, off, strict=True)
+        ]
+
+    monkeypatch.setattr(Trainer, "forward", rounded)
+
+
+@pytest.mark.usefixtures("rounded_scores")
+async def test_rounding_of_scores_is_measured_and_no_finding(local_service: LocalService) -> None:
+    record = await _examined(local_service.url, "result_order", "forward_adds_nothing")
+
+    assert _unlike(record) == []
+    rows = {row.probe: row.observed for row in record.probes}
+    for name in ("result_order", "unweighted_tokens", "forward_adds_nothing"):
+        assert 0.005 < (rows[name]["rounding"] or 0.0) < 0.03
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("rounded_scores")
+@pytest.mark.parametrize(
+    ("fault", "probe"),
+    [
+        ("scrambled_order", "result_order"),
+        ("zero_logprobs_where_unweighted", "result_order"),
+        ("forward_accumulates", "forward_adds_nothing"),
+    ],
+)
+async def test_rounding_of_scores_hides_no_fault(
+    faulty_service: LocalService, fault: str, probe: str
+) -> None:
+    _switch(faulty_service, fault)
+
+    record = await _examined(faulty_service.url, probe)
+
+    assert record.faults == (fault,)
+    assert record.blocking != ()
 
 
 async def test_capacity_answer_is_recognised_and_room_is_there_again(
