@@ -7,6 +7,7 @@ and an interval over pairs of items does not stay as it is.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from evidence.decision import MEAN_TOLERANCE
@@ -18,6 +19,7 @@ Totals = Mapping[tuple[Any, ...], tuple[float, int]]
 
 _GROUP = ("arm", "metric", "evaluator_id", "seed")
 _PLACE = ("item_id", *_GROUP)
+_PLACE_OF, _VALUE_OF = itemgetter(*_PLACE), itemgetter("value")
 
 
 def totals_of(rows: Iterable[Mapping[str, Any]], *, where: str) -> Totals:
@@ -29,7 +31,7 @@ def totals_of(rows: Iterable[Mapping[str, Any]], *, where: str) -> Totals:
     groups: dict[tuple[Any, ...], list[float]] = {}
     for number, row in enumerate(rows, start=1):
         value = row.get("value")
-        key = tuple(map(row.get, _GROUP))
+        key = (row.get("arm"), row.get("metric"), row.get("evaluator_id"), row.get("seed"))
         try:
             found = groups.setdefault(key, [])
         except TypeError:
@@ -72,9 +74,12 @@ def pairing_issue(
     Raises:
         InputError: if a prediction's item is a list or an object.
     """
+    listed = [row for rows in predictions for row in rows]
+    if _are_the_same(observations, listed):
+        return None
     values: dict[tuple[Any, ...], Any] = {}
     twice: set[tuple[Any, ...]] = set()
-    for row in (row for rows in predictions for row in rows):
+    for row in listed:
         place = tuple(map(row.get, _PLACE))
         try:
             known = values.setdefault(place, row.get("value"))
@@ -88,6 +93,22 @@ def pairing_issue(
         return None
     first = ", ".join(f"{name} {shorten(wrong[0].get(name))}" for name in _PLACE[:3])
     return f"{len(wrong)} values are not those of the predictions (first: {first})"
+
+
+def _are_the_same(observations: Sequence[Any], predictions: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether every observation is a prediction, each of which is there once; the fast way to see.
+
+    False also where that takes a closer look.
+    """
+    try:
+        values = dict(zip(map(_PLACE_OF, predictions), map(_VALUE_OF, predictions), strict=True))
+        observed = dict(
+            zip(map(_PLACE_OF, observations), map(_VALUE_OF, observations), strict=True)
+        )
+    except (KeyError, TypeError, IndexError):
+        return False
+    unique = (len(values), len(observed)) == (len(predictions), len(observations))
+    return unique and observed.items() <= values.items()
 
 
 def _differs(
