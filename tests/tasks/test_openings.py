@@ -8,10 +8,13 @@ from typing import Any, cast
 
 import pytest
 
+from deploy.local_service.launch import LocalService
 from tasks.context import RunContext
 from tasks.failures import PermanentServiceError, ServiceOutage
 from tasks.journal_tables import write_journal
 from tasks.openings import Openings
+from tasks.service import LoraSettings, Service
+from tasks.service_settings import ServiceSettings
 from tasks.trainer import TrainerInfo
 from tests.tasks import recorded_runs
 
@@ -56,6 +59,7 @@ class Loads:
                 load_trainer=load_trainer, reachability=SimpleNamespace(checkpoint=checkpoint)
             ),
         )
+        self.ctx = ctx
         self.openings = Openings(cast(RunContext, ctx), "dppo", "train")
 
 
@@ -164,6 +168,38 @@ async def test_load_of_other_weights_than_the_checkpoint_s_is_refused(
     assert (refused["requested_uri"], refused["policy_version"]) == ("tinker://x", version)
     await loads.openings.load("tinker://x", version, replayed=0)
     assert [event["restore"] for event in loads.openings.recorded()] == [0]
+
+
+@pytest.mark.anyio
+async def test_adapter_of_another_seed_is_refused_although_it_scores_alike(
+    local_service: LocalService, tmp_path: Path
+) -> None:
+    """Half of a fresh adapter is zero whatever its seed is: the model's output is the same."""
+    service = Service(ServiceSettings(url=local_service.url))
+    right, other = [
+        await service.create_trainer(LoraSettings("tiny", 4, seed), label="x") for seed in (0, 1)
+    ]
+    uri = await right.save("initialization")
+    loads = Loads(tmp_path)
+    loads.ctx.service = service
+
+    await (await loads.openings.load(uri, 0, replayed=0)).close()
+    loads.ctx.service = SimpleNamespace(
+        load_trainer=_returning(other), reachability=service.reachability
+    )
+    with pytest.raises(PermanentServiceError, match="the adapter_sha256 of the model"):
+        await loads.openings.load(uri, 0, replayed=0)
+
+    assert await service.release_all()
+
+
+def _returning(trainer: Any) -> Any:
+    """A load that always gives the same client."""
+
+    async def load_trainer(uri: str, *, label: str) -> Any:
+        return trainer
+
+    return load_trainer
 
 
 @pytest.mark.parametrize(
