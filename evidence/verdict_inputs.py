@@ -185,9 +185,8 @@ def final_verdict(
 ) -> FinalVerdict:
     """Say what a finished run may claim: its decision, less what its gates withhold.
 
-    Every load of a training state is judged again with what the run posted last (``restores``):
-    the restoration gate has only seen those before training. So is every other gate whose
-    evidence was posted (`held_gates`), and one that is required and absent grants nothing.
+    Gates are those of `held_gates`. Every load of a training state is judged again with what the
+    run posted last (``restores``): the gate has only seen those before training.
 
     Args:
         judged: the recomputed decision.
