@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from evidence import generation_audit, spec_preflight
+from evidence.canonical import canonical_bytes
 from tasks.context import RunContext
 from tasks.gate_answer import GateAnswer
 
@@ -19,7 +21,8 @@ async def check_generated_data(ctx: RunContext) -> GateAnswer:
 
     An environment that generates tasks offers the audit's report and files; one that does not
     offers nothing, and where an audit is required its absence is what is found. Writes: the event
-    `generation` with yield and seconds, which feasibility rests on.
+    `generation` with yield and seconds, which feasibility rests on, and the files that the report
+    names, so that whoever gets them can audit again.
     """
     offered = getattr(ctx.environment, "generation_report", None)
     report: dict[str, Any] | None = offered() if callable(offered) else None
@@ -39,5 +42,18 @@ async def check_generated_data(ctx: RunContext) -> GateAnswer:
         tasks=report.get("tasks"),
         evaluation=report.get("evaluation"),
     )
+    if report.get("report"):
+        _keep_files(ctx, report)
     blocks = {"generation_audit": report["report"]} if report.get("report") else {}
     return GateAnswer(result.to_gate(), blocks)
+
+
+def _keep_files(ctx: RunContext, offered: Mapping[str, Any]) -> None:
+    """Keep the generated tasks, the held-out ones and the audit under the names in the report."""
+    report = offered["report"]
+    for name, rows in (
+        (report["dataset_file"], offered["tasks"]),
+        (report["evaluation_file"], offered["evaluation"]),
+    ):
+        ctx.run.write_file(name, b"".join(canonical_bytes(row) + b"\n" for row in rows))
+    ctx.run.write_file(report["audit_file"], canonical_bytes(report) + b"\n")

@@ -28,6 +28,7 @@ from evidence.execution import ExecutionFile, contradictions
 from evidence.run import Run
 from evidence.run_settings import WarmStart
 from evidence.spec import Spec
+from evidence.verify import verify_bundle
 from flows.launch import read_experiment
 from flows.outcome import Outcome
 from flows.plan import RunPlan
@@ -125,6 +126,19 @@ def test_run_with_a_warm_start_reaches_a_verdict(warm_run: tuple[Run, Outcome]) 
     assert (outcome.exit_kind, outcome.verdict) == ("inconclusive", "inconclusive")
     assert run.gates()["generation_audit"].status == "passed"
     assert run.gates()["restoration"].status == "passed"
+
+
+def test_bundle_holds_what_the_generated_tasks_can_be_audited_again_with(
+    warm_run: tuple[Run, Outcome],
+) -> None:
+    bundle = Path(warm_run[0].path) / "bundle"
+
+    audited = json.loads((bundle / "audit.json").read_text())["generation_audit_validation"]
+
+    assert audited["status"] == "passed"
+    assert len((bundle / "generated-tasks.jsonl").read_text().splitlines()) == 102
+    assert len((bundle / "heldout-tasks.jsonl").read_text().splitlines()) == 60
+    assert verify_bundle(str(bundle)).ok
 
 
 def test_both_arms_prove_by_its_uri_that_they_loaded_the_one_checkpoint(
