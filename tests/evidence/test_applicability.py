@@ -49,6 +49,20 @@ def test_a_check_that_opts_out_does_not_apply_when_its_features_are_false(flag):
     }
 
 
+def test_registered_diagnostics_require_the_activation_gate_unless_it_opts_out():
+    """It covers no feature: that something is to be measured is the only sign it can have."""
+    checks = [{"metric": "m", "min": 0, "max": 1}]
+
+    registered = check_applicability({"activation_gate": {"checks": checks}}, "activation_gate")
+    opted_out = {"activation_gate": {"checks": checks, "applicable": False}}
+    elsewhere = {"experiment_features": FALSE, "generation_audit": {"checks": checks}}
+
+    assert registered.status == "required"
+    assert registered.reasons == ("spec.activation_gate is present",)
+    assert check_applicability(opted_out, "activation_gate").status == "not_applicable"
+    assert check_applicability(elsewhere, "generation_audit").status == "not_applicable"
+
+
 @pytest.mark.parametrize("rule", [{"version": 1}, [1], "rule", 0])
 def test_any_decision_rule_requires_a_decision(rule):
     spec = {"experiment_features": FALSE, "decision_rule": rule}

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evidence.criteria import positions_in
 from evidence.decision import (
     Observations,
     advisories,
@@ -1060,3 +1061,8 @@ def test_advisories_of_a_result_without_samples_are_empty(clear):
     """A result that was read back from a record holds no samples."""
     result = clear.judged()
     assert advisories(rule_of(spec_of()), type(result)(result.status, (), result.criteria)) == []
+
+
+def test_positions_of_values_that_are_not_known_are_minus_one():
+    assert positions_in(["b", "x", "a"], ["a", "b"]).tolist() == [1, -1, 0]
+    assert positions_in(["x", "x"], ["a", "b"]).tolist() == [-1, -1]

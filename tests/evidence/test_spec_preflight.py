@@ -51,6 +51,8 @@ def test_the_real_specs_pass_with_all_their_oddities(name):
         ((*CRITERION, "weights"), {"a": 0, "b": 0}, "decision_rule.criteria[0].weights: expected finite numbers, not all of them 0."),
         ((*CRITERION, "weights"), {"a": "1"}, "decision_rule.criteria[0].weights: expected finite numbers, not all of them 0."),
         ((*CRITERION, "margin"), None, "decision_rule.criteria[0].margin: expected a finite number."),
+        ((*CRITERION, "margin"), 1.0, "decision_rule.criteria[0].margin: expected a value between -1 and 1."),
+        ((*CRITERION, "margin"), -1.0, "decision_rule.criteria[0].margin: expected a value between -1 and 1."),
         ((*CRITERION, "margin"), float("inf"), "decision_rule.criteria[0].margin: expected a finite number."),
         ((*CRITERION, "bounds"), [1, 1], "decision_rule.criteria[0].bounds: expected two finite numbers, the lower one first."),
         ((*CRITERION, "bounds"), [1, 0], "decision_rule.criteria[0].bounds: expected two finite numbers, the lower one first."),

@@ -58,6 +58,8 @@ _SLOWER = "only chooses the slower of two readers that give the same rows"
 
 EQUIVALENT: dict[str, str] = {
     'evidence.observations: line.strip()[:1] == "{" [1 -> 2]': _SLOWER,
+    'evidence.observations: and line.count("{") == 1 [1 -> 2]': _SLOWER,
+    'evidence.observations: and line.count("}") == 1 [1 -> 2]': _SLOWER,
     (
         "evidence.parity: if 1 / _SAFE_SQUARE < largest < _SAFE_SQUARE: "
         "[1 / _SAFE_SQUARE < largest < _SAFE_SQUARE -> 1 / _SAFE_SQUARE < largest <= _SAFE_SQUARE]"
