@@ -145,8 +145,6 @@ def parse_rows(data: bytes, *, where: str | None = None) -> list[Any]:
 
 
 def _json_lines(lines: list[str], *, where: str | None) -> list[Any]:
-    if len(lines) > MAX_ROWS:
-        raise InputError("observations", len(lines), f"at most {MAX_ROWS} rows", where=where)
     joined = "[" + ",\n".join(lines) + "]"
     if not _one_flat_object_each(lines):
         return [loads_strict(line, where=f"{where} line {n}") for n, line in enumerate(lines, 1)]

@@ -61,6 +61,14 @@ EQUIVALENT: dict[str, str] = {
     'evidence.observations: and line.count("{") == 1 [1 -> 2]': _SLOWER,
     'evidence.observations: and line.count("}") == 1 [1 -> 2]': _SLOWER,
     (
+        'evidence.observations: and line.count("{") == 1 '
+        "[line.count('{') == 1 -> line.count('{') != 1]"
+    ): _SLOWER,
+    (
+        'evidence.observations: and line.count("}") == 1 '
+        "[line.count('}') == 1 -> line.count('}') != 1]"
+    ): _SLOWER,
+    (
         "evidence.parity: if 1 / _SAFE_SQUARE < largest < _SAFE_SQUARE: "
         "[1 / _SAFE_SQUARE < largest < _SAFE_SQUARE -> 1 / _SAFE_SQUARE < largest <= _SAFE_SQUARE]"
     ): "scaling at exactly the threshold gives the same quotient",
