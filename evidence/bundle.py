@@ -16,7 +16,7 @@ from typing import Any
 from evidence import attestation, decision, rocrate, sources
 from evidence.audit import audit
 from evidence.bundle_files import BundleFiles
-from evidence.canonical import canonical_bytes, sha256_hex
+from evidence.canonical import canonical_lines, sha256_hex
 from evidence.episode_metrics import episode_metrics
 from evidence.errors import ConflictError, InputError
 from evidence.manifest import CRATE, KINDS, MANIFEST, RULE, STATEMENT, Candidate, Fitted, fit
@@ -112,7 +112,7 @@ def read_bundle(run: RunFiles) -> BundleFiles:
 
 def json_lines(rows: Sequence[Mapping[str, Any]]) -> bytes:
     """Return rows as JSON Lines, with the bundle's escape for texts and numbers."""
-    return b"".join(canonical_bytes({k: _plain(v) for k, v in row.items()}) + b"\n" for row in rows)
+    return canonical_lines({k: _plain(v) for k, v in row.items()} for row in rows)
 
 
 def _plain(value: Any) -> Any:

@@ -33,7 +33,8 @@ class BundleFiles:
 def read_bundle_files(path: str | Path) -> BundleFiles:
     """Read a bundle's folder, or the newest bundle of a run directory.
 
-    A folder with a manifest is a bundle itself, whatever lies within it. Symbolic links are never followed, and nothing is read beyond the contract's limits.
+    A folder with a manifest is a bundle itself, whatever lies within it. Symbolic links are never
+    followed, and nothing is read beyond the contract's limits.
 
     Raises:
         InputError: if there is no bundle at that path.

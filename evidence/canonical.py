@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Iterable, Mapping
 from itertools import accumulate
 from math import isfinite
 from typing import Any
 
 from evidence.errors import InputError
+from evidence.values import as_mapping
 
 MAX_BYTES = 64 * 1024 * 1024
 MAX_DEPTH = 200
@@ -50,6 +52,11 @@ def canonical_bytes(value: Any) -> bytes:
 def sha256_hex(data: bytes | bytearray | memoryview) -> str:
     """Return the SHA-256 of bytes as 64 lower-case hexadecimal digits."""
     return hashlib.sha256(data).hexdigest()
+
+
+def canonical_lines(values: Iterable[Any]) -> bytes:
+    """Return JSON Lines: the canonical text of each value, and a line break after each."""
+    return b"".join(canonical_bytes(value) + b"\n" for value in values)
 
 
 def digest(value: Any) -> str:
@@ -120,6 +127,16 @@ def loads_strict(
         raise InputError(place, found, f"valid JSON ({error.msg})", where=where) from None
     except RecursionError:
         raise InputError("nesting", "deeper", "fewer nested levels", where=where) from None
+
+
+def stored_facts(text: str | None, *, where: str) -> Mapping[str, Any]:
+    """Read a JSON object from a table's column; empty where there is none, or none can be read."""
+    if not text:
+        return {}
+    try:
+        return as_mapping(loads_strict(text, where=where))
+    except InputError:
+        return {}
 
 
 def _as_text(data: bytes | bytearray | str, *, where: str | None) -> str:

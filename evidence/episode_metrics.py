@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from evidence.canonical import loads_strict
-from evidence.errors import InputError
+from evidence.canonical import stored_facts
 from evidence.run import Run
 from evidence.values import as_mapping
 
@@ -111,7 +110,7 @@ def _of_phase(run: Run, arm: str, phase: str) -> dict[str, Any]:
     tally = _Tally()
     for key in run.keys("rollouts", prefix=(arm, phase)):
         for row in run.read_table("rollouts", key=key):
-            facts = _facts(row["info_json"])
+            facts = stored_facts(row["info_json"], where="info_json")
             tally.add(row["stop_reason"], as_mapping(facts.get("info")))
             for metric, value in as_mapping(facts.get("metrics")).items():
                 tally.score(str(metric), float(value))
@@ -127,7 +126,7 @@ def evaluation_metrics(run: Run, arm: str, label: str) -> dict[str, Any]:
     rows = run.read_table("evaluations", key=(arm, label))
     flagged: set[str] = set()
     for row in _first_of_each_item(rows):
-        facts = _facts(row["info_json"])
+        facts = stored_facts(row["info_json"], where="info_json")
         tally.add(row["stop_reason"], facts)
         if any(facts.get(flag) is True for flag in FLAGS):
             flagged.add(row["item_id"])
@@ -145,12 +144,3 @@ def _first_of_each_item(rows: Iterable[Mapping[str, Any]]) -> Iterable[Mapping[s
     for row in rows:
         found.setdefault((row["item_id"], row["seed"]), row)
     return found.values()
-
-
-def _facts(text: str | None) -> Mapping[str, Any]:
-    if not text:
-        return {}
-    try:
-        return as_mapping(loads_strict(text, where="info_json"))
-    except InputError:
-        return {}

@@ -19,6 +19,7 @@ from evidence.evidence_limits import (
     MAX_TOTAL_BYTES,
     name_problem,
 )
+from evidence.ledger import LEDGER
 from evidence.values import as_mapping, is_count, is_sha256, is_text
 
 MANIFEST = "manifest.json"
@@ -41,7 +42,6 @@ RULE = (
     "limit of a file are split at line ends into numbered parts. What does not fit is left out "
     "and listed under `omitted` with size, rows and SHA-256; it stays in the run directory."
 )
-LEDGER = "ledger.jsonl"
 _ATTEMPT = re.compile(r"attempt-(?P<number>[0-9]{1,9})\.json")
 _RESERVED_FILES = len((*UNLISTED, CRATE))
 """Files that are made of those that were fitted in."""

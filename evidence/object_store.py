@@ -132,7 +132,7 @@ class ObjectStore:
         for number, path in enumerate(full, start=after + 1):
             if not path.endswith(_line_path(log, number)):
                 expected = f"line {number} of the log, none missing"
-                raise ConflictError(log, path, expected, where=self.url)
+                raise ConflictError(_line_path(log, number), path, expected, where=self.url)
             lines.append(bytes(by_path[path]).rstrip(b"\n"))
         return lines
 

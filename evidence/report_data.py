@@ -11,7 +11,8 @@ from typing import Any
 
 from evidence.canonical import loads_strict
 from evidence.episode_metrics import FAILED
-from evidence.manifest import LEDGER, MANIFEST, read_manifest, whole_file
+from evidence.ledger import LEDGER
+from evidence.manifest import MANIFEST, read_manifest, whole_file
 from evidence.report_changes import change_words
 from evidence.report_episodes import EpisodeTable, episode_tables
 from evidence.report_text import finite, number

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from evidence.canonical import loads_strict
-from evidence.errors import InputError
+from evidence.canonical import stored_facts
 from evidence.run import Run
 from evidence.transcripts_held_out import read_held_out
 from evidence.transcripts_shown import (
@@ -24,7 +23,6 @@ from evidence.transcripts_shown import (
     Transcript,
     message_of,
 )
-from evidence.values import as_mapping
 
 RULE = (
     "For the first and the last rollout step of each arm: the step's first episode (group 0, "
@@ -70,7 +68,7 @@ def _of_step(run: Run, key: StepKey) -> Iterator[Transcript]:
             key=key,
             why=tuple(why[place]),
             rollout=row,
-            info=_info(row),
+            info=stored_facts(row.get("info_json"), where="rollouts.info_json"),
             teacher=tables.teachers.get(place, {}),
             messages=tuple(tables.messages(place)),
         )
@@ -93,16 +91,6 @@ def _choose(
 
 def _earlier(place: tuple[int, int]) -> tuple[int, int]:
     return (-place[0], -place[1])
-
-
-def _info(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    text = row.get("info_json")
-    if not text:
-        return {}
-    try:
-        return as_mapping(loads_strict(text, where="rollouts.info_json"))
-    except InputError:
-        return {}
 
 
 class _StepTables:

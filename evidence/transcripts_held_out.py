@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from evidence.canonical import loads_strict
-from evidence.errors import InputError
+from evidence.canonical import stored_facts
 from evidence.run import Run
 from evidence.transcripts_shown import HELD_OUT, MAX_ARMS, Transcript, message_of
 from evidence.values import as_list, as_mapping
@@ -83,17 +82,10 @@ def _transcript(
         key=(key[0], HELD_OUT, key[1]),
         why=tuple(why),
         rollout=facts,
-        info={"metrics": scored["scores"], "info": _facts(row)},
+        info={
+            "metrics": scored["scores"],
+            "info": stored_facts(row.get("info_json"), where="evaluations.info_json"),
+        },
         teacher={},
         messages=tuple(message_of(message) for message in said),
     )
-
-
-def _facts(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    text = row.get("info_json")
-    if not text:
-        return {}
-    try:
-        return as_mapping(loads_strict(text, where="evaluations.info_json"))
-    except InputError:
-        return {}

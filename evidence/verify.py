@@ -19,9 +19,9 @@ from evidence.bundle_files import BundleFiles, read_bundle_files
 from evidence.canonical import digest, loads_strict, sha256_hex
 from evidence.criteria import DecisionResult
 from evidence.errors import InputError, shorten
+from evidence.ledger import LEDGER
 from evidence.manifest import (
     CRATE,
-    LEDGER,
     MANIFEST,
     STATEMENT,
     UNLISTED,

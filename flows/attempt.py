@@ -51,6 +51,7 @@ _STATE_NAMES: Mapping[ExitKind, str] = {
     "service_refused": "ServiceRefused",
 }
 _HELD_FIELDS = ("lock", "lease", LEDGER)
+"""What a conflict is about when another process holds the run, or has written to it since."""
 
 
 async def flow_run_of_deployment() -> FlowRun | None:
@@ -122,7 +123,7 @@ class Attempt:
                     outcome = await self._outcome(flow_run)
                 return await self._end(outcome, flow_run)
         except ConflictError as conflict:
-            if _is_held(conflict) and "://" in self._request.run_dir:
+            if conflict.field in _HELD_FIELDS and "://" in self._request.run_dir:
                 # The lease of an object store: most likely another process of this flow run.
                 raise Abort(str(conflict)) from None
             raise
@@ -211,9 +212,3 @@ class Attempt:
             return Run.open(self._path)
         except (InputError, OSError):
             return None
-
-
-def _is_held(conflict: ConflictError) -> bool:
-    """Whether another process holds the run, or has written to it since; a flawed ledger is none."""
-    flawed = conflict.field == LEDGER and "none missing" in conflict.expected
-    return conflict.field in _HELD_FIELDS and not flawed

@@ -6,7 +6,6 @@ replays use the same numbers.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,14 +15,13 @@ from tasks.arms import ArmPlan
 from tasks.context import RunContext
 from tasks.datums import Floats, TrainedSequence, datum_of, sequences_of
 from tasks.minibatch import Minibatch
-from tasks.recomputed import recomputed_path
+from tasks.recomputed import read_recomputed, reads_recomputed, write_recomputed
 from tasks.trainer import Trainer
 
 
 def needs_anchor(arm: ArmPlan, correction: RolloutCorrection | None) -> bool:
     """Whether the arm's loss, or its rollout correction, reads recomputed log-probabilities."""
-    recomputes = arm.loss is not None and arm.loss.get("anchor") == "recompute"
-    return recomputes or correction is not None
+    return reads_recomputed(arm.loss, correction)
 
 
 async def anchor_of(
@@ -49,14 +47,13 @@ async def recomputed_logprobs(
     """
     if not needs_anchor(arm, minibatch.correction):
         return None
-    path = recomputed_path(arm.name, phase, minibatch.step)
-    everything = sequences_of(ctx.run.read_arrow("tokens", key=(arm.name, phase, minibatch.step)))
-    if not ctx.run.store.exists(path):
+    key = (arm.name, phase, minibatch.step)
+    everything = sequences_of(ctx.run.read_arrow("tokens", key=key))
+    kept = read_recomputed(ctx.run, *key)
+    if kept is None:
         answers = await trainer.forward([datum_of(sequence) for sequence in everything])
-        sink = io.BytesIO()
-        np.save(sink, np.concatenate(answers).astype(np.float32), allow_pickle=False)
-        ctx.run.write_bytes(path, sink.getvalue())
-    kept = np.load(io.BytesIO(ctx.run.read_bytes(path)), allow_pickle=False)
+        kept = np.concatenate(answers).astype(np.float32)
+        write_recomputed(ctx.run, *key, kept)
     return _of_minibatch(kept.astype(np.float64), everything, minibatch.sequences)
 
 

@@ -11,7 +11,7 @@ from tasks.context import RunContext
 from tasks.failures import ModelLost, PermanentServiceError
 from tasks.initialization import ensure_initialization, initialization_report
 from tasks.learner import Learner
-from tasks.openings import Openings
+from tasks.openings import Openings, other_content
 from tasks.tokenizers import prepare_environment
 
 FIELD = "initial_state.checkpoint"
@@ -92,12 +92,9 @@ async def load_initial(ctx: RunContext, learner: Learner, uri: str) -> None:
 
 
 def _check_load(ctx: RunContext, uri: str, load: Mapping[str, Any]) -> None:
-    """What the service says it loaded must be what it says it saved."""
-    saved, observed = initialization_report(ctx), load["observed"] or {}
-    for name in ("adapter_sha256", "base_sha256"):
-        wanted, found = saved.get(name), observed.get(name)
-        if wanted is not None and found is not None and wanted != found:
-            raise InputError(f"{FIELD} {name}", found, f"{wanted}, as saved in {uri}")
+    """What the service says it loaded must be what it says it saved, on the spec's base model."""
+    for problem in other_content(initialization_report(ctx), load["observed"], uri):
+        raise InputError(FIELD, problem, "what was saved")
     model = load["info"]["base_model"]
     if model is not None and model != ctx.spec.base_model:
         raise InputError(f"{FIELD} base model", model, f"{ctx.spec.base_model}, the spec's")

@@ -29,7 +29,7 @@ from losses.mismatch import Mismatch, mismatch
 from losses.replay import DELTA_GRID, matching_variants, reach, removed_at, try_replay
 from tasks.arms import arm_plans
 from tasks.diagnostics import diagnostic_settings
-from tasks.recomputed import read_recomputed
+from tasks.recomputed import correction_for, read_recomputed, reads_recomputed
 from tasks.sentinel_figures import (
     movement_nats,
     rescored_gaps,
@@ -202,8 +202,8 @@ def _missing(run: Run, stored: StoredArm | None) -> list[str]:
 
 def _recomputes(stored: StoredArm) -> bool:
     """Whether the arm's updates read the trainer's own scores of the sampled tokens."""
-    corrected = stored.execution.rollout_correction is not None and stored.loss["kind"] != "dppo"
-    return corrected or stored.loss.get("anchor") == "recompute"
+    correction = correction_for(stored.loss, stored.execution.rollout_correction)
+    return reads_recomputed(stored.loss, correction)
 
 
 def _planned_updates(run: Run, stored: StoredArm) -> int | None:

@@ -29,13 +29,13 @@ from tasks.failures import (
 )
 from tasks.fingerprint import MOVED_NATS
 from tasks.minibatch import Minibatch, MinibatchLoss, load_minibatch, write_update
-from tasks.openings import Openings
+from tasks.openings import Openings, refuse_load
 from tasks.patience import Patience
 from tasks.restore_check import (
     compare_three_ways,
     difference,
+    load_facts,
     note_replay,
-    refuse_load,
     three_way_is_due,
     wrong_weights,
 )
@@ -350,7 +350,7 @@ class Learner:
         again = [await trainer.forward(datums) for _ in range(2)]
         problem = wrong_weights(apart, again)
         if problem is not None:
-            refuse_load(self.ctx, load, problem)
+            refuse_load(self.ctx, load_facts(load), [problem])
 
     def _keep(self, minibatch: Minibatch, loss: MinibatchLoss) -> float | None:
         """Add an update to the history, or compare its replay with what is there."""

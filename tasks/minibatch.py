@@ -31,6 +31,7 @@ from tasks.datums import (
     with_teacher,
 )
 from tasks.diagnostics import diagnostic_settings, update_columns
+from tasks.recomputed import correction_for
 
 
 @dataclass(slots=True)
@@ -177,8 +178,8 @@ def trained_sequences(
 
 
 def correction_of(ctx: RunContext, arm: ArmPlan) -> RolloutCorrection | None:
-    """The rollout correction of an arm; DPPO's own ratio is one already."""
-    return None if loss_of(arm)["kind"] == "dppo" else ctx.execution.rollout_correction
+    """The rollout correction of an arm."""
+    return correction_for(loss_of(arm), ctx.execution.rollout_correction)
 
 
 def corrected(inputs_D: Sequence[LossInputs], correction: RolloutCorrection) -> list[LossInputs]:

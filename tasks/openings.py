@@ -8,7 +8,7 @@ next update, and held against what it reports about the checkpoint and against t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from evidence.restoration_arm import same_family
 from evidence.values import same
@@ -96,13 +96,26 @@ class Openings:
         problems = problems + _wrong_steps(reported, record["policy_version"])
         if record["restore"] > 0:
             problems += _wrong_optimizer(reported, planned)
-        if not problems:
-            return
-        self._ctx.run.append("load_refused", problems=problems, **record)
-        what = f"load {record['requested_uri']} for {self._arm}"
-        text = "; ".join(problems)
-        failure = Failure(FailureKind.PERMANENT, text)
-        raise PermanentServiceError(text, what=what, failure=failure, final=True)
+        if problems:
+            refuse_load(self._ctx, record, problems)
+
+
+def refuse_load(ctx: RunContext, facts: Mapping[str, Any], problems: list[str]) -> NoReturn:
+    """Keep why a load is not to be trained on, and stop.
+
+    Args:
+        ctx: the run.
+        facts: what is kept of the load; at least its arm and the URI that was asked for.
+        problems: one sentence each.
+
+    Raises:
+        PermanentServiceError: always; the history cannot be continued on such a service.
+    """
+    ctx.run.append("load_refused", problems=problems, **facts)
+    what = f"load {facts['requested_uri']} for {facts['arm']}"
+    text = "; ".join(problems)
+    failure = Failure(FailureKind.PERMANENT, text)
+    raise PermanentServiceError(text, what=what, failure=failure, final=True)
 
 
 def other_content(

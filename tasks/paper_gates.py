@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from evidence import generation_audit, spec_preflight
-from evidence.canonical import canonical_bytes
+from evidence.canonical import canonical_lines
 from tasks.context import RunContext
 from tasks.gate_answer import GateAnswer
 
@@ -42,10 +42,10 @@ async def check_generated_data(ctx: RunContext) -> GateAnswer:
         tasks=report.get("tasks"),
         evaluation=report.get("evaluation"),
     )
-    if report.get("report"):
-        _keep_files(ctx, report)
-    blocks = {"generation_audit": report["report"]} if report.get("report") else {}
-    return GateAnswer(result.to_gate(), blocks)
+    if not report.get("report"):
+        return GateAnswer(result.to_gate(), {})
+    _keep_files(ctx, report)
+    return GateAnswer(result.to_gate(), {"generation_audit": report["report"]})
 
 
 def _keep_files(ctx: RunContext, offered: Mapping[str, Any]) -> None:
@@ -55,5 +55,5 @@ def _keep_files(ctx: RunContext, offered: Mapping[str, Any]) -> None:
         (report["dataset_file"], offered["tasks"]),
         (report["evaluation_file"], offered["evaluation"]),
     ):
-        ctx.run.write_file(name, b"".join(canonical_bytes(row) + b"\n" for row in rows))
-    ctx.run.write_file(report["audit_file"], canonical_bytes(report) + b"\n")
+        ctx.run.write_file(name, canonical_lines(rows))
+    ctx.run.write_file(report["audit_file"], canonical_lines([report]))

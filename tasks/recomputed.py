@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,19 @@ from evidence.run import Run
 from evidence.store import encode_segment
 
 Integers = NDArray[np.int64]
+Correction = TypeVar("Correction")
 _PLACE = ("group", "sample", "position")
+
+
+def correction_for(loss: Mapping[str, Any], planned: Correction | None) -> Correction | None:
+    """The rollout correction of an arm with that loss; DPPO's own ratio is one already."""
+    return None if loss["kind"] == "dppo" else planned
+
+
+def reads_recomputed(loss: Mapping[str, Any] | None, correction: object) -> bool:
+    """Whether a loss, or the rollout correction of its arm, reads recomputed log-probabilities."""
+    recomputes = loss is not None and loss.get("anchor") == "recompute"
+    return recomputes or correction is not None
 
 
 def recomputed_path(arm: str, phase: str, step: int) -> str:
@@ -34,6 +46,15 @@ def read_recomputed(run: Run, arm: str, phase: str, step: int) -> NDArray[np.flo
         return None
     found: NDArray[np.float32] = np.load(io.BytesIO(run.read_bytes(path)), allow_pickle=False)
     return found
+
+
+def write_recomputed(
+    run: Run, arm: str, phase: str, step: int, logprobs_K: NDArray[np.float32]
+) -> None:
+    """Keep the scores of a rollout step, [K] nats, in key order."""
+    sink = io.BytesIO()
+    np.save(sink, logprobs_K, allow_pickle=False)
+    run.write_bytes(recomputed_path(arm, phase, step), sink.getvalue())
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +23,10 @@ from tasks.anchor import recomputed_logprobs
 from tasks.arms import ArmPlan
 from tasks.context import RunContext
 from tasks.datums import TrainedSequence, datum_of
-from tasks.failures import Failure, FailureKind, PermanentServiceError, ServiceError
+from tasks.failures import ServiceError
 from tasks.fingerprint import MOVED_NATS, TIMES_NOISE, mean_difference
 from tasks.minibatch import load_minibatch
+from tasks.openings import refuse_load
 from tasks.trainer import Trainer
 
 REPLAYED = "replay_compared"
@@ -175,19 +176,7 @@ async def compare_three_ways(
             f"one step after the load the restored client is {resumed:.3g} nats from the live one, "
             f"one with a cold optimizer {cold:.3g}: the optimizer's moments were not restored"
         )
-        refuse_load(ctx, load, text)
-
-
-def refuse_load(ctx: RunContext, load: Mapping[str, Any], text: str) -> NoReturn:
-    """Keep why a recorded load is not to be trained on, and stop.
-
-    Raises:
-        PermanentServiceError: always; the history cannot be continued on such a service.
-    """
-    ctx.run.append("load_refused", problems=[text], **load_facts(load))
-    failure = Failure(FailureKind.PERMANENT, text)
-    what = f"load {load['requested_uri']} for {load['arm']}"
-    raise PermanentServiceError(text, what=what, failure=failure, final=True)
+        refuse_load(ctx, load_facts(load), [text])
 
 
 def load_facts(load: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import tinker
 
-from evidence.canonical import canonical_bytes
+from evidence.canonical import canonical_lines
 from evidence.errors import InputError
 from evidence.execution import ExecutionFile
 from evidence.run_settings import WarmStart
@@ -171,8 +171,7 @@ async def warm_weights(ctx: RunContext, settings: WarmStart) -> str:
         return str(known[0]["uri"])
     await _ensure_environment(ctx)
     data = await make_demonstrations(ctx.environment, settings)
-    lines = [canonical_bytes(row) + b"\n" for row in data.rows()]
-    ctx.run.write_file(DEMONSTRATIONS_FILE, b"".join(lines))
+    ctx.run.write_file(DEMONSTRATIONS_FILE, canonical_lines(data.rows()))
     adapter = named_adapter(settings)
     obstacle = "no adapter is named" if adapter is None else await _obstacle(ctx, adapter, data)
     if adapter is not None and obstacle is None:

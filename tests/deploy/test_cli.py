@@ -8,6 +8,7 @@ import pytest
 
 from deploy.cli import main
 from evidence.evaluator import evaluator_id
+from tests.evidence import finished_run
 
 SPECS = Path(__file__).resolve().parents[2] / "flows" / "specs"
 SEEDS = Path(__file__).resolve().parents[1] / "evidence" / "seeds"
@@ -179,22 +180,7 @@ def test_run_says_within_half_a_minute_that_no_service_is_there(tmp_path, capsys
 
 FOREIGN_SPEC = {
     "arms": [{"name": "grpo"}, {"name": "sdpo"}],
-    "decision_rule": {
-        "version": 1,
-        "unit": "fixed_checkpoint_items",
-        "seeds": [0],
-        "alpha": 0.05,
-        "method": "paired_hoeffding",
-        "criteria": [
-            {
-                "id": "primary",
-                "metric": "accuracy",
-                "weights": {"treatment": 1, "baseline": -1},
-                "bounds": [0, 1],
-                "margin": 0.0,
-            }
-        ],
-    },
+    "decision_rule": finished_run.spec()["decision_rule"],
 }
 
 
