@@ -14,7 +14,7 @@ from deploy.local_service import kernels
 from deploy.local_service.base_model import BaseModel
 from deploy.local_service.head import unembed
 from deploy.local_service.kernels import KEY_QUANTUM, QUERY_ROWS, ROW_QUANTUM, padded
-from deploy.local_service.kv_cache import DecodeSlots, PrefixCache
+from deploy.local_service.kv_cache import DecodeMemory, DecodeSlots, PrefixCache
 from deploy.local_service.prefill import Prefill, Prompt
 from deploy.local_service.sample_request import (
     SampledSequence,
@@ -27,8 +27,6 @@ from deploy.local_service.sampler_weights import SamplerWeights
 from deploy.local_service.scoring import Scores
 from deploy.local_service.token_choice import choose, row_generator
 from deploy.local_service.transformer import hidden_rows
-
-DEFAULT_DECODE_BYTES = 3 * 1024**3
 
 
 class DecodeAttention:
@@ -152,24 +150,25 @@ class DecodeBatch:
         weights: SamplerWeights,
         *,
         cache: PrefixCache | None = None,
+        memory: DecodeMemory | None = None,
         max_rows: int = 64,
-        max_bytes: int = DEFAULT_DECODE_BYTES,
     ) -> None:
         """Prepare an empty batch.
 
         Args:
             weights: what to sample from.
             cache: keys and values of earlier prompts and completions.
+            memory: what the keys and values of the sequences at work may take, shared with other
+                batches; one sequence is taken on whatever it needs. None for a share of its own.
             max_rows: most sequences decoded together.
-            max_bytes: most memory for the keys and values of the sequences at work; one sequence
-                is taken on whatever it needs.
         """
         self.results: dict[int, SampleResult] = {}
         """Finished requests by ``id(request)``."""
         self._weights = weights
         self._max_rows = max_rows
-        self._max_bytes = max_bytes
         self._slots = DecodeSlots(weights.base.shape, dtype=weights.base.dtype)
+        self._memory = memory or DecodeMemory()
+        self._memory.share(self)
         self._prefill = Prefill(weights, self._slots, cache)
         self._waiting: deque[_Row] = deque()
         self._live: list[_Row] = []
@@ -178,6 +177,14 @@ class DecodeBatch:
     def idle(self) -> bool:
         """Whether there is nothing to do."""
         return not self._live and not self._waiting
+
+    @property
+    def planned_bytes(self) -> int:
+        """Memory that its keys and values take once every sequence has its last token."""
+        if not self._live:
+            return 0
+        longest = max(_final_length(row) for row in self._live)
+        return self._slots.bytes_for(slots=len(self._live), tokens=longest)
 
     def add(self, requests: Sequence[SampleRequest]) -> None:
         """Queue requests.
@@ -212,11 +219,12 @@ class DecodeBatch:
     def _joining(self) -> list[_Row]:
         """Take waiting sequences off the queue, as many as there is room for."""
         joining: list[_Row] = []
+        room = self._memory.left_for(self)
         needed = max((_final_length(row) for row in self._live), default=0)
         while self._waiting and len(self._live) + len(joining) < self._max_rows:
             needed = max(needed, _final_length(self._waiting[0]))
             rows = len(self._live) + len(joining) + 1
-            too_much = self._slots.bytes_for(slots=rows, tokens=needed) > self._max_bytes
+            too_much = self._slots.bytes_for(slots=rows, tokens=needed) > room
             if too_much and rows > 1:
                 break
             joining.append(self._waiting.popleft())

@@ -1,10 +1,11 @@
 """The one thread that computes: training in arrival order per model, sampling in shared batches.
 
 Two kinds of work share the thread. Training jobs of one model run in the order in which they
-arrived; models take turns. Sampling jobs that use the same weights run as one continuous batch,
-which later ones may join between two tokens. Neither kind starves the other: each is charged the
-seconds it uses, and when both wait, the one that has used less goes next. A training job may also
-run in the middle of a sampling batch (between two tokens), so that a long batch holds nobody up.
+arrived; models take turns. Sampling jobs that use the same weights form one batch, which later
+ones join between two tokens; batches of different weights are open side by side and take turns
+token by token, so that none waits for another's longest sequence. Neither kind starves the other:
+each is charged the seconds it uses, and when both wait, the one that has used less goes next, so
+that a training job may also run between two tokens.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ logger = logging.getLogger(__name__)
 _BATCH_WINDOW_SECONDS = 0.003
 """Pause before a batch is started on an idle engine: requests of one group arrive together."""
 _ROTATION_SECONDS = 1.0
-"""How long jobs on other weights wait before a running batch takes no further jobs."""
+"""How long jobs on other weights wait for a place before the oldest batch takes no more jobs."""
 
 
 class SampleWork(Protocol):
@@ -35,6 +36,7 @@ class SampleWork(Protocol):
 
 
 JobT = TypeVar("JobT", bound=SampleWork)
+JobT_contra = TypeVar("JobT_contra", bound=SampleWork, contravariant=True)
 ResultT = TypeVar("ResultT")
 
 
@@ -42,14 +44,17 @@ class EngineStoppedError(Exception):
     """The service is going down; work that was not done will not be done."""
 
 
-class BatchRunner(Protocol[JobT]):
-    """Computes sampling jobs on one set of weights."""
+class SampleBatch(Protocol[JobT_contra]):
+    """Sampling jobs on one set of weights, in computation.
 
-    def __call__(self, jobs: list[JobT], admit: Callable[[], list[JobT]]) -> None:
-        """Run the jobs, and those that `admit` hands out between two tokens, to their end.
+    It gives every job its outcome; an error that it lets out ends the batch.
+    """
 
-        It gives every job its outcome and lets no error out, except `EngineStoppedError`.
-        """
+    def add(self, jobs: Sequence[JobT_contra]) -> None:
+        """Take jobs on."""
+
+    def step(self) -> bool:
+        """Compute one more token of each; say whether anything is left to do."""
 
 
 @dataclass(slots=True)
@@ -84,24 +89,34 @@ class EngineLoop(Generic[JobT]):
     """Queues and the thread that empties them."""
 
     def __init__(
-        self, run_batch: BatchRunner[JobT], *, clock: Callable[[], float] = time.monotonic
+        self,
+        open_batch: Callable[[], SampleBatch[JobT]],
+        *,
+        max_batches: int = 1,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare the loop.
 
         Args:
-            run_batch: computes a batch of sampling jobs.
+            open_batch: makes an empty batch.
+            max_batches: most batches open at once.
             clock: monotonic seconds.
         """
-        self._run_batch = run_batch
+        self._open_batch = open_batch
+        self._max_batches = max_batches
         self._clock = clock
         self._ready = threading.Condition()
         self._control: deque[Callable[[], None]] = deque()
         self._train: OrderedDict[str, deque[Callable[[], None]]] = OrderedDict()
         self._samples: OrderedDict[str, deque[_Waiting[JobT]]] = OrderedDict()
+        self._batches: OrderedDict[str, SampleBatch[JobT]] = OrderedDict()
+        """Open batches by their weights, the one whose turn it is first; the thread's own."""
+        self._ages: dict[str, int] = {}
+        """Number of each open batch, in the order of opening."""
+        self._opened = 0
         self._share = FairShare()
-        self._running = {"train": 0, "sample": 0}
+        self._training = False
         self._stopping = False
-        self._mark = 0.0
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -119,7 +134,7 @@ class EngineLoop(Generic[JobT]):
     def submit_train(self, model_id: str, job: Callable[[], None]) -> None:
         """Queue a training job behind the model's earlier ones. The job lets no error out."""
         with self._ready:
-            if not self._train and not self._running["train"]:
+            if not self._train and not self._training:
                 self._share.level("train")
             self._train.setdefault(model_id, deque()).append(job)
             self._ready.notify()
@@ -127,7 +142,7 @@ class EngineLoop(Generic[JobT]):
     def submit_sample(self, job: JobT) -> None:
         """Queue a sampling job."""
         with self._ready:
-            if not self._samples and not self._running["sample"]:
+            if not self._samples and not self._batches:
                 self._share.level("sample")
             waiting = _Waiting(job, self._clock())
             self._samples.setdefault(job.weights_key, deque()).append(waiting)
@@ -170,27 +185,31 @@ class EngineLoop(Generic[JobT]):
                 time.sleep(_BATCH_WINDOW_SECONDS)
             try:
                 self._turn()
-            except EngineStoppedError:
-                return
             except Exception:
                 logger.exception("a job of the engine let an error out")
 
     def _anything(self) -> bool:
-        return bool(self._control or self._train or self._samples)
+        return bool(self._control or self._train or self._samples or self._batches)
 
     def _turn(self) -> None:
         self._run_control()
         with self._ready:
+            sampling = bool(self._samples or self._batches)
             waiting = [
-                kind for kind, queue in (("train", self._train), ("sample", self._samples)) if queue
+                kind for kind, there in (("train", self._train), ("sample", sampling)) if there
             ]
         if not waiting:
             return
-        self._mark = self._clock()
-        if self._share.next_kind(waiting) == "train":
-            self._run_one_training_job()
-        else:
-            self._run_sampling_batch()
+        kind = self._share.next_kind(waiting)
+        begun = self._clock()
+        try:
+            if kind == "train":
+                self._run_one_training_job()
+            else:
+                self._step_one_batch()
+        finally:
+            with self._ready:
+                self._share.charge(kind, self._clock() - begun)
 
     def _run_control(self) -> None:
         while True:
@@ -200,17 +219,6 @@ class EngineLoop(Generic[JobT]):
                 job = self._control.popleft()
             job()
 
-    def _charge(self, kind: str) -> None:
-        now = self._clock()
-        with self._ready:
-            self._share.charge(kind, now - self._mark)
-        self._mark = now
-
-    def _finish(self, kind: str) -> None:
-        self._charge(kind)
-        with self._ready:
-            self._running[kind] -= 1
-
     def _run_one_training_job(self) -> None:
         with self._ready:
             model_id, queue = next(iter(self._train.items()))
@@ -219,45 +227,47 @@ class EngineLoop(Generic[JobT]):
             del self._train[model_id]
             if queue:
                 self._train[model_id] = queue
-            self._running["train"] += 1
+            self._training = True
         try:
             job()
         finally:
-            self._finish("train")
+            self._training = False
 
-    def _run_sampling_batch(self) -> None:
+    def _step_one_batch(self) -> None:
         with self._ready:
-            key = min(self._samples, key=lambda name: self._samples[name][0].since)
-            jobs = [waiting.job for waiting in self._samples.pop(key)]
-            self._running["sample"] += 1
+            key = self._next_key()
+            queue = None if self._closed(key) else self._samples.pop(key, None)
+        batch = self._batches.get(key)
+        if batch is None:
+            batch = self._batches[key] = self._open_batch()
+            self._opened += 1
+            self._ages[key] = self._opened
+        more = False
         try:
-            self._run_batch(jobs, lambda: self._between_tokens(key))
+            if queue is not None:
+                batch.add([waiting.job for waiting in queue])
+            more = batch.step()
         finally:
-            self._finish("sample")
+            if more:
+                self._batches.move_to_end(key)
+            else:
+                del self._batches[key], self._ages[key]
 
-    def _between_tokens(self, key: str) -> list[JobT]:
-        """Let others in while a batch runs, and return the jobs that join it."""
-        self._run_control()
-        self._charge("sample")
-        while self._training_is_behind():
-            self._run_one_training_job()
-        with self._ready:
-            if self._stopping:
-                raise EngineStoppedError("the service is going down")
-            if self._others_wait_too_long(key):
-                return []
-            return [waiting.job for waiting in self._samples.pop(key, ())]
+    def _next_key(self) -> str:
+        """Return the weights that waited longest for a free place, or else the next in turn."""
+        without = self._without_batch()
+        if without and len(self._batches) < self._max_batches:
+            return min(without, key=lambda key: self._samples[key][0].since)
+        return next(iter(self._batches))
 
-    def _training_is_behind(self) -> bool:
-        with self._ready:
-            return (
-                bool(self._train)
-                and not self._stopping
-                and self._share.next_kind(("train", "sample")) == "train"
-            )
-
-    def _others_wait_too_long(self, key: str) -> bool:
+    def _closed(self, key: str) -> bool:
+        """Say whether a batch takes no more jobs: the oldest makes room for those without one."""
+        if len(self._batches) < self._max_batches:
+            return False
+        if key != min(self._ages, key=self._ages.__getitem__):
+            return False
         horizon = self._clock() - _ROTATION_SECONDS
-        return any(
-            queue[0].since <= horizon for name, queue in self._samples.items() if name != key
-        )
+        return any(self._samples[other][0].since <= horizon for other in self._without_batch())
+
+    def _without_batch(self) -> list[str]:
+        return [key for key in self._samples if key not in self._batches]

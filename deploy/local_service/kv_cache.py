@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import weakref
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -20,6 +22,33 @@ DEFAULT_PREFIX_BYTES = 1024**3
 
 A conversation whose beginning was dropped is computed anew at every turn.
 """
+
+
+DEFAULT_DECODE_BYTES = 3 * 1024**3
+
+
+class Decoding(Protocol):
+    """A batch of sequences being decoded."""
+
+    @property
+    def planned_bytes(self) -> int:
+        """Memory that its keys and values take once every sequence has its last token."""
+
+
+class DecodeMemory:
+    """The memory that all batches together may take for the rows being decoded."""
+
+    def __init__(self, *, max_bytes: int = DEFAULT_DECODE_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._batches: weakref.WeakSet[Decoding] = weakref.WeakSet()
+
+    def share(self, batch: Decoding) -> None:
+        """Count a batch's memory from now on, for as long as the batch exists."""
+        self._batches.add(batch)
+
+    def left_for(self, batch: Decoding) -> int:
+        """Return the bytes that a batch may plan beside what the others plan."""
+        return self._max_bytes - sum(o.planned_bytes for o in self._batches if o is not batch)
 
 
 class DecodeSlots:

@@ -89,6 +89,16 @@ class SampleTask:
     cancelled: Callable[[], bool]
 
 
+class Sampling(Protocol):
+    """Sampling requests on one set of weights, computed together token by token."""
+
+    def add(self, tasks: Sequence[SampleTask]) -> None:
+        """Take requests on; each one's `finish` is called as soon as it is done."""
+
+    def step(self) -> bool:
+        """Add one token to each sequence; say whether anything is left to do."""
+
+
 class Numerics(Protocol):
     """The numeric core."""
 
@@ -108,10 +118,8 @@ class Numerics(Protocol):
     def sampling_weights(self, base_model: str, folder: Path | None) -> Any:
         """Return weights to sample from: a base, or one with a checkpoint's adapter merged."""
 
-    def generate(
-        self, weights: Any, tasks: list[SampleTask], admit: Callable[[], list[SampleTask]]
-    ) -> None:
-        """Sample all tasks, and those that `admit` adds between two tokens; call each `finish`."""
+    def sampling(self, weights: Any) -> Sampling:
+        """Return an empty batch of sampling requests on these weights."""
 
     def versions(self) -> dict[str, str]:
         """Name the libraries that computing depends on, with their versions and threads."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -16,7 +17,8 @@ from deploy.local_service import requests
 from deploy.local_service.adapter import LoraConfig
 from deploy.local_service.base_model import DTYPES, BaseModel
 from deploy.local_service.checkpoint import load_checkpoint
-from deploy.local_service.kv_cache import PrefixCache
+from deploy.local_service.decoding import DecodeBatch
+from deploy.local_service.kv_cache import DecodeMemory, PrefixCache
 from deploy.local_service.live import BaseFacts, SampleTask
 from deploy.local_service.model_files import read_model_files
 from deploy.local_service.model_store import resolve
@@ -24,11 +26,12 @@ from deploy.local_service.optimizer import AdamWConfig
 from deploy.local_service.repeatability import find_differences
 from deploy.local_service.sample_bridge import core_request
 from deploy.local_service.sampler_weights import SamplerWeights
-from deploy.local_service.sampling import generate
 from deploy.local_service.settings import ServiceSettings
 from deploy.local_service.training import TrainableModel, TrainingDatum
 from deploy.local_service.wire import Array, WireDatum
 from evidence.errors import InputError
+
+ResultT = TypeVar("ResultT")
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +50,17 @@ def _differences(name: str, base: BaseModel) -> tuple[str, ...]:
     for what in found:
         logger.warning("%s: results may not repeat bit for bit on this machine: %s", name, what)
     return found
+
+
+def _in_passing_thread(work: Callable[[], ResultT]) -> ResultT:
+    """Compute in a thread that ends with it, and with it the worker threads that torch gave it.
+
+    OpenMP keeps workers for every thread that ever computed. As soon as there are more of them
+    than processors, it lets all of them sleep between two operations instead of spinning, and
+    every token of the engine's thread takes half as long again.
+    """
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        return pool.submit(work).result()
 
 
 class Trainable(TrainableModel):
@@ -140,6 +154,23 @@ class TorchModel:
             return self._model.weights
 
 
+class TorchSampling:
+    """A batch of sampling requests, in the form that `live` asks for."""
+
+    def __init__(self, batch: DecodeBatch) -> None:
+        self._batch = batch
+
+    def add(self, tasks: Sequence[SampleTask]) -> None:
+        """Take requests on; each one's `finish` is called as soon as it is done."""
+        self._batch.add([core_request(task) for task in tasks])
+
+    def step(self) -> bool:
+        """Add one token to each sequence; say whether anything is left to do."""
+        if not self._batch.idle:
+            self._batch.step()
+        return not self._batch.idle
+
+
 class TorchNumerics:
     """Base models on the CPU, and everything made from them."""
 
@@ -155,6 +186,7 @@ class TorchNumerics:
         self._bases: dict[str, tuple[BaseModel, BaseFacts]] = {}
         self._loading = threading.Lock()
         self._prefixes = PrefixCache()
+        self._decode_memory = DecodeMemory()
         self._merged = MergedModels(limit=_MERGED_TRAINERS)
 
     def load_base(self, name: str) -> BaseFacts:
@@ -165,21 +197,24 @@ class TorchNumerics:
         """
         with self._loading:
             if name not in self._bases:
-                files = resolve(name, cache_dir=self._settings.cache_dir)
-                base = BaseModel.load(files.folder, dtype=self._dtype)
-                facts = BaseFacts(
-                    name=name,
-                    base_sha256=base.sha256,
-                    source=read_model_files(files.folder, verify=False).source,
-                    tokenizer_id=str(files.folder),
-                    architecture="llama",
-                    dtype=self._settings.dtype,
-                    vocab_size=base.vocab_size,
-                    context_length=base.max_positions,
-                    not_repeatable=_differences(name, base),
-                )
-                self._bases[name] = (base, facts)
+                self._bases[name] = _in_passing_thread(lambda: self._load(name))
             return self._bases[name][1]
+
+    def _load(self, name: str) -> tuple[BaseModel, BaseFacts]:
+        files = resolve(name, cache_dir=self._settings.cache_dir)
+        base = BaseModel.load(files.folder, dtype=self._dtype)
+        facts = BaseFacts(
+            name=name,
+            base_sha256=base.sha256,
+            source=read_model_files(files.folder, verify=False).source,
+            tokenizer_id=str(files.folder),
+            architecture="llama",
+            dtype=self._settings.dtype,
+            vocab_size=base.vocab_size,
+            context_length=base.max_positions,
+            not_repeatable=_differences(name, base),
+        )
+        return base, facts
 
     def _base(self, name: str) -> BaseModel:
         if name not in self._bases:
@@ -220,20 +255,15 @@ class TorchNumerics:
             adapter, _ = load_checkpoint(folder, base=base, with_optimizer=False)
             return SamplerWeights.adapted(base, adapter)
 
-    def generate(
-        self,
-        weights: SamplerWeights,
-        tasks: list[SampleTask],
-        admit: Callable[[], list[SampleTask]],
-    ) -> None:
-        """Sample all tasks, and those that `admit` adds between two tokens."""
-        generate(
+    def sampling(self, weights: SamplerWeights) -> TorchSampling:
+        """Return an empty batch; all batches share the prefix cache and the memory for decoding."""
+        batch = DecodeBatch(
             weights,
-            [core_request(task) for task in tasks],
-            admit=lambda: [core_request(task) for task in admit()],
             cache=self._prefixes,
+            memory=self._decode_memory,
             max_rows=self._settings.max_rows,
         )
+        return TorchSampling(batch)
 
     def versions(self) -> dict[str, str]:
         """Name the libraries that computing depends on, and the threads they use."""

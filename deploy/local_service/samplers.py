@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deploy.local_service.engine_loop import EngineStoppedError
 from deploy.local_service.faults import SemanticFaults
 from deploy.local_service.futures import FutureTable, Outcome, Promise, failed
-from deploy.local_service.live import Numerics, SampleTask
+from deploy.local_service.live import Numerics, SampleTask, Sampling
 from deploy.local_service.requests import Sample
 from deploy.local_service.wire import Array, SampleResult, encode_sample_result
 
@@ -87,8 +87,8 @@ class WeightsCache:
         return list(self._kept)
 
 
-class SampleRunner:
-    """Computes batches of sampling jobs on the engine's thread."""
+class SampleBatch:
+    """Sampling jobs on one set of weights, computed on the engine's thread."""
 
     def __init__(
         self,
@@ -102,31 +102,43 @@ class SampleRunner:
         self._futures = futures
         self._faults = faults
         self._cache = cache
+        self._jobs: list[SampleJob] = []
+        self._sampling: Sampling | None = None
 
-    def __call__(self, jobs: list[SampleJob], admit: Callable[[], list[SampleJob]]) -> None:
-        """Run a batch; jobs of the same weights may join between two tokens."""
-        batch: list[SampleJob] = []
-
-        def tasks_of(new: list[SampleJob]) -> list[SampleTask]:
-            alive = [job for job in new if not job.promise.cancelled]
-            batch.extend(alive)
-            return [self._task(job) for job in alive]
-
-        tasks = tasks_of(jobs)
-        if not tasks:
+    def add(self, jobs: Sequence[SampleJob]) -> None:
+        """Take jobs on, all of the same weights; cancelled ones are left out."""
+        alive = [job for job in jobs if not job.promise.cancelled]
+        self._jobs = [job for job in self._jobs if job.promise.outcome is None] + alive
+        if not alive:
             return
+        with self._failing_all():
+            if self._sampling is None:
+                weights = self._cache.get(alive[0].source)
+                self._sampling = self._numerics.sampling(weights)
+            self._sampling.add([self._task(job) for job in alive])
+
+    def step(self) -> bool:
+        """Add one token to each sequence; say whether anything is left to do."""
+        if self._sampling is None:
+            return False
+        with self._failing_all():
+            if self._sampling.step():
+                return True
+            self._fail("cancelled", category="user")
+        return False
+
+    @contextlib.contextmanager
+    def _failing_all(self) -> Iterator[None]:
+        """Give every job without an outcome the error that the block raises, and end the batch."""
         try:
-            weights = self._cache.get(batch[0].source)
-            self._numerics.generate(weights, tasks, lambda: tasks_of(admit()))
-        except EngineStoppedError:
-            raise
+            yield
         except FileNotFoundError:
-            self._fail(batch, "the sampler's checkpoint was deleted", category="user")
+            self._sampling = None
+            self._fail("the sampler's checkpoint was deleted", category="user")
         except Exception as error:
             logger.exception("sampling failed")
-            self._fail(batch, f"{type(error).__name__}: {error}", category="server")
-        else:
-            self._fail(batch, "cancelled", category="user")
+            self._sampling = None
+            self._fail(f"{type(error).__name__}: {error}", category="server")
 
     def _task(self, job: SampleJob) -> SampleTask:
         def finish(result: SampleResult) -> None:
@@ -141,7 +153,7 @@ class SampleRunner:
             cancelled=lambda: job.promise.cancelled,
         )
 
-    def _fail(self, batch: list[SampleJob], message: str, *, category: str) -> None:
+    def _fail(self, message: str, *, category: str) -> None:
         # Promises that have an outcome keep it.
-        for job in batch:
+        for job in self._jobs:
             self._futures.resolve(job.promise, failed(message, category=category))

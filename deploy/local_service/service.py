@@ -21,7 +21,7 @@ from deploy.local_service.futures import FutureTable
 from deploy.local_service.live import Numerics
 from deploy.local_service.operations import Operations
 from deploy.local_service.runs import RunBook
-from deploy.local_service.samplers import SampleJob, SampleRunner, WeightsCache
+from deploy.local_service.samplers import SampleBatch, SampleJob, WeightsCache
 from deploy.local_service.sampling_desk import SamplingDesk
 from deploy.local_service.sessions import SessionBook, session_ended
 from deploy.local_service.settings import ServiceSettings
@@ -58,8 +58,12 @@ class Service:
         self.cache = WeightsCache(numerics, size=settings.max_merged)
         futures = FutureTable()
         faults = SemanticFaults(allowed=settings.allow_faults, names=settings.faults)
-        runner = SampleRunner(numerics=numerics, futures=futures, faults=faults, cache=self.cache)
-        engine: EngineLoop[SampleJob] = EngineLoop(runner)
+        engine: EngineLoop[SampleJob] = EngineLoop(
+            lambda: SampleBatch(
+                numerics=numerics, futures=futures, faults=faults, cache=self.cache
+            ),
+            max_batches=settings.max_merged,
+        )
         self.context = Context(
             settings=settings,
             bases=Bases(numerics, settings.models),

@@ -82,6 +82,30 @@ class FakeModel:
         (folder / "state.json").write_text(json.dumps(state))
 
 
+class FakeSampling:
+    """Repeats each prompt's last token, up to three times; all in one step."""
+
+    def __init__(self, weights, hold):
+        self._weights, self._hold = weights, hold
+        self._tasks = []
+
+    def add(self, tasks):
+        self._tasks += tasks
+
+    def step(self):
+        self._hold.wait(30)
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            if task.cancelled():
+                continue
+            length = min(3, task.request.sampling_params.max_tokens)
+            sequence = SequenceResult(
+                [task.prompt[-1]] * length, [float(self._weights) - 1.0] * length, stopped=False
+            )
+            task.finish(SampleResult(sequences=[sequence] * task.request.num_samples))
+        return False
+
+
 class FakeNumerics:
     def __init__(self):
         self.models = []
@@ -120,17 +144,8 @@ class FakeNumerics:
     def sampling_weights(self, base_model, folder):
         return 0.0 if folder is None else json.loads((folder / "state.json").read_text())["value"]
 
-    def generate(self, weights, tasks, admit):
-        self.hold.wait(30)
-        tasks = [*tasks, *admit()]
-        for task in tasks:
-            if task.cancelled():
-                continue
-            length = min(3, task.request.sampling_params.max_tokens)
-            sequence = SequenceResult(
-                [task.prompt[-1]] * length, [float(weights) - 1.0] * length, stopped=False
-            )
-            task.finish(SampleResult(sequences=[sequence] * task.request.num_samples))
+    def sampling(self, weights):
+        return FakeSampling(weights, self.hold)
 
     def versions(self):
         return {"fake": "1"}

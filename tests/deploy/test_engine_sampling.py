@@ -7,6 +7,7 @@ import torch
 
 from deploy.local_service.base_model import BaseModel
 from deploy.local_service.decoding import DecodeBatch, StopRule
+from deploy.local_service.kv_cache import DecodeMemory, DecodeSlots
 from deploy.local_service.model_store import TINY, resolve
 from deploy.local_service.sampler_weights import SamplerWeights
 from deploy.local_service.sampling import (
@@ -222,7 +223,8 @@ def test_more_sequences_than_rows_take_turns(weights):
 
 
 def test_little_memory_means_fewer_rows_at_once_and_no_other_result(weights):
-    batch = DecodeBatch(weights, max_bytes=1)
+    """One sequence is taken on whatever it needs; the others wait for it."""
+    batch = DecodeBatch(weights, memory=DecodeMemory(max_bytes=1))
     requests = [request(seed=n) for n in range(3)]
     batch.add(requests)
     batch.step()
@@ -231,6 +233,25 @@ def test_little_memory_means_fewer_rows_at_once_and_no_other_result(weights):
         batch.step()
     for n, asked in enumerate(requests):
         assert batch.results[id(asked)].sequences == sample(weights, seed=n).sequences
+
+
+def test_batches_share_the_memory_for_decoding(weights):
+    """Room for eight sequences in all: beside a batch that plans for them, another gets one row.
+
+    When the first batch is done, the second takes on all that wait.
+    """
+    slots = DecodeSlots(weights.base.shape, dtype=weights.base.dtype)
+    memory = DecodeMemory(max_bytes=slots.bytes_for(slots=8, tokens=len(PROMPT) + 12))
+    first, second = (DecodeBatch(weights, memory=memory) for _ in range(2))
+    first.add([request(seed=1, max_tokens=12, stop=[])])
+    first.step()
+    second.add([request(seed=n, max_tokens=12, stop=[]) for n in range(3)])
+    second.step()
+    assert (len(first._live), len(second._live)) == (1, 1)
+    while not first.idle:
+        first.step()
+    second.step()
+    assert len(second._live) == 3
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,27 @@ class Job:
     weights_key: str = "w"
 
 
+class Batch:
+    """Runs a function of the test's choice at every step, with the jobs taken on so far."""
+
+    def __init__(self, step):
+        self.jobs = []
+        self._step = step
+
+    def add(self, jobs):
+        self.jobs += jobs
+
+    def step(self):
+        return self._step(self.jobs)
+
+
 @pytest.fixture
 def loops():
     """Make loops that are stopped afterwards."""
     made = []
 
-    def make(run_batch=lambda jobs, admit: None):
-        loop = EngineLoop(run_batch)
+    def make(step=lambda jobs: False, **options):
+        loop = EngineLoop(lambda: Batch(step), **options)
         made.append(loop)
         return loop
 
@@ -59,12 +73,13 @@ def test_samples_of_equal_weights_share_a_batch_and_others_do_not(loops):
     """Jobs are grouped by weights, the weights that waited longest first."""
     batches, done = [], threading.Event()
 
-    def run_batch(jobs, admit):
-        batches.append(sorted(job.name for job in jobs))
+    def step(jobs):
+        batches.append([job.name for job in jobs])
         if len(batches) == 2:
             done.set()
+        return False
 
-    loop = loops(run_batch)
+    loop = loops(step)
     for job in (Job("a1", "a"), Job("b1", "b"), Job("a2", "a")):
         loop.submit_sample(job)
     loop.start()
@@ -74,38 +89,98 @@ def test_samples_of_equal_weights_share_a_batch_and_others_do_not(loops):
 
 
 def test_later_samples_join_a_running_batch(loops):
-    """A job that arrives between two tokens is admitted."""
-    joined, done = [], threading.Event()
+    """A job that arrives between two tokens is taken on before the next."""
+    seen, done = [], threading.Event()
 
-    def run_batch(jobs, admit):
-        assert admit() == []
-        loop.submit_sample(Job("late"))
-        joined.extend(job.name for job in admit())
+    def step(jobs):
+        seen.append([job.name for job in jobs])
+        if len(seen) == 1:
+            loop.submit_sample(Job("late"))
+            return True
         done.set()
+        return False
 
-    loop = loops(run_batch)
+    loop = loops(step)
     loop.submit_sample(Job("early"))
     loop.start()
 
     assert done.wait(10)
-    assert joined == ["late"]
+    assert seen == [["early"], ["early", "late"]]
+
+
+def sampled(loops, lengths, *, max_batches):
+    """Sample one job per weights, each of so many tokens; return whose token came when."""
+    seen, left, done = [], dict(lengths), threading.Event()
+
+    def step(jobs):
+        name = jobs[0].name
+        seen.append(name)
+        left[name] -= 1
+        if not any(left.values()):
+            done.set()
+        return left[name] > 0
+
+    loop = loops(step, max_batches=max_batches)
+    for name in lengths:
+        loop.submit_sample(Job(name, name))
+    loop.start()
+    assert done.wait(10)
+    return "".join(seen)
+
+
+def test_batches_of_different_weights_take_turns_token_by_token(loops):
+    """Three tokens of a and one of b: b is done before a's second token."""
+    assert sampled(loops, {"a": 3, "b": 1}, max_batches=2) == "abaa"
+
+
+def test_no_more_batches_than_places_are_open(loops):
+    """With two places, the third weights begin when the first are done, and then take turns."""
+    assert sampled(loops, {"a": 2, "b": 3, "c": 2}, max_batches=2) == "abacbcb"
+
+
+@pytest.mark.parametrize(("step_seconds", "taken_on"), [(0.1, 6), (0.6, 2)])
+def test_batch_takes_no_more_jobs_while_others_wait_too_long_for_its_place(
+    loops, step_seconds, taken_on
+):
+    """Six jobs of a, one per token, and b, for which there is no place while a runs.
+
+    At 0.1 s a token all join before b has waited a second; at 0.6 s the third comes too late.
+    """
+    now, seen, done = [0.0], [], threading.Event()
+
+    def step(jobs):
+        now[0] += step_seconds
+        seen.append(jobs[0].weights_key + str(len(jobs)))
+        if jobs[0].weights_key == "b":
+            done.set()
+            return False
+        if len(jobs) < 6 and len(seen) < 6:
+            loop.submit_sample(Job("a", "a"))
+        return len(seen) < 6
+
+    loop = loops(step, max_batches=1, clock=lambda: now[0])
+    loop.submit_sample(Job("a", "a"))
+    loop.submit_sample(Job("b", "b"))
+    loop.start()
+
+    assert done.wait(10)
+    assert max(int(name[1:]) for name in seen[: seen.index("b1")]) == taken_on
 
 
 def test_training_runs_inside_a_long_batch(loops):
     """A batch that never ends by itself does not hold up a training job."""
-    trained, done = threading.Event(), threading.Event()
+    trained = threading.Event()
 
-    def run_batch(jobs, admit):
-        loop.submit_train("m", trained.set)
-        while not trained.is_set():
-            admit()
-        done.set()
+    def step(jobs):
+        if not trained.is_set():
+            loop.submit_train("m", trained.set)
+        return not trained.is_set()
 
-    loop = loops(run_batch)
+    loop = loops(step)
     loop.submit_sample(Job("long"))
     loop.start()
 
-    assert done.wait(10)
+    assert trained.wait(10)
 
 
 def test_share_of_time_is_split_evenly_when_both_wait():
@@ -131,17 +206,18 @@ def test_idle_kind_saves_up_no_time():
 
 def test_look_at_the_engine_runs_between_two_tokens(loops):
     """A call is answered while a batch runs, with its result or its error."""
-    answers, done = [], threading.Event()
+    answers, asked, done = [], [], threading.Event()
 
-    def run_batch(jobs, admit):
-        good = loop.call(lambda: 7)
-        bad = loop.call(lambda: 1 / 0)
-        admit()
-        answers.append(good.result(timeout=0))
-        answers.append(type(bad.exception(timeout=0)))
+    def step(jobs):
+        if not asked:
+            asked.extend([loop.call(lambda: 7), loop.call(lambda: 1 / 0)])
+            return True
+        answers.append(asked[0].result(timeout=0))
+        answers.append(type(asked[1].exception(timeout=0)))
         done.set()
+        return False
 
-    loop = loops(run_batch)
+    loop = loops(step)
     loop.submit_sample(Job("a"))
     loop.start()
 
@@ -153,18 +229,38 @@ def test_stop_ends_a_running_batch(loops):
     """A stop is noticed between two tokens, and later calls are refused."""
     started = threading.Event()
 
-    def run_batch(jobs, admit):
+    def step(jobs):
         started.set()
-        while True:
-            admit()
+        return True
 
-    loop = loops(run_batch)
+    loop = loops(step)
     loop.submit_sample(Job("endless"))
     loop.start()
     assert started.wait(10)
 
     assert loop.stop(seconds=10)
     assert isinstance(loop.call(lambda: 1).exception(timeout=1), EngineStoppedError)
+
+
+def test_batch_that_lets_an_error_out_is_given_up(loops, caplog):
+    """The error is logged, and the next job of those weights gets a batch of its own."""
+    seen, done = [], threading.Event()
+
+    def step(jobs):
+        seen.append([job.name for job in jobs])
+        if len(seen) == 1:
+            loop.submit_sample(Job("second"))
+            raise RuntimeError("defect")
+        done.set()
+        return False
+
+    loop = loops(step)
+    loop.submit_sample(Job("first"))
+    loop.start()
+
+    assert done.wait(10)
+    assert seen == [["first"], ["second"]]
+    assert "let an error out" in caplog.text
 
 
 def test_job_that_lets_an_error_out_does_not_stop_the_loop(loops, caplog):

@@ -3,21 +3,18 @@
 import asyncio
 from pathlib import Path
 
-import pytest
-
-from deploy.local_service.engine_loop import EngineStoppedError
 from deploy.local_service.faults import SemanticFaults
 from deploy.local_service.futures import FutureTable
 from deploy.local_service.requests import Sample
-from deploy.local_service.samplers import SampleJob, SampleRunner, WeightsCache, WeightsSource
+from deploy.local_service.samplers import SampleBatch, SampleJob, WeightsCache, WeightsSource
 
 
 class Core:
-    """Makes weights by name; generates by a function of the test's choice."""
+    """Makes weights by name; samples by a function of the test's choice."""
 
-    def __init__(self, generate=None):
+    def __init__(self, step=None):
         self.made = []
-        self._generate = generate
+        self._step = step
 
     def sampling_weights(self, base_model, folder):
         if folder is not None and folder.name == "deleted":
@@ -25,8 +22,20 @@ class Core:
         self.made.append(None if folder is None else folder.name)
         return object()
 
-    def generate(self, weights, tasks, admit):
-        self._generate(tasks, admit)
+    def sampling(self, weights):
+        return Sampling(self._step)
+
+
+class Sampling:
+    def __init__(self, step):
+        self.tasks = []
+        self._step = step
+
+    def add(self, tasks):
+        self.tasks += tasks
+
+    def step(self):
+        return self._step(self.tasks)
 
 
 def source(name):
@@ -73,13 +82,15 @@ def run(core, names, cancelled=()):
                 }
             )
             jobs.append(SampleJob(promise, source(names[0]), request, (1,), None, 10))
-        runner = SampleRunner(
+        batch = SampleBatch(
             numerics=core,
             futures=table,
             faults=SemanticFaults(allowed=False),
             cache=WeightsCache(core, size=2),
         )
-        runner(jobs, list)
+        batch.add(jobs)
+        while batch.step():
+            pass
         return {name: table.find(name).outcome for name in names}
 
     return asyncio.run(main())
@@ -88,7 +99,7 @@ def run(core, names, cancelled=()):
 def test_error_in_a_batch_reaches_every_request_of_it(caplog):
     """No promise is left open; the category says that it was not the caller's fault."""
 
-    def broken(tasks, admit):
+    def broken(tasks):
         raise MemoryError("no memory")
 
     outcomes = run(Core(broken), ["a", "b"])
@@ -112,16 +123,6 @@ def test_deleted_checkpoint_is_named():
 def test_cancelled_requests_are_not_computed():
     """They are left out of the batch."""
     seen = []
-    run(Core(lambda tasks, admit: seen.append(len(tasks))), ["a", "b", "c"], cancelled=("b",))
+    run(Core(lambda tasks: seen.append(len(tasks))), ["a", "b", "c"], cancelled=("b",))
 
     assert seen == [2]
-
-
-def test_stop_of_the_engine_is_passed_on():
-    """The runner does not answer for work that the stopped engine will not do."""
-
-    def stopped(tasks, admit):
-        raise EngineStoppedError("going down")
-
-    with pytest.raises(EngineStoppedError):
-        run(Core(stopped), ["a"])
