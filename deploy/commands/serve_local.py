@@ -7,6 +7,7 @@ from typing import Never
 
 from pydantic import ValidationError
 
+from deploy.local_service.launch import thread_environment
 from deploy.local_service.settings import from_arguments, to_arguments
 from evidence.errors import InputError
 
@@ -29,13 +30,7 @@ def serve_local(args: argparse.Namespace) -> Never:
         raise InputError(option, first["input"], first["msg"]) from None
     if "port" not in settings.model_fields_set:
         settings = settings.model_copy(update={"port": _DEFAULT_PORT})
-    environment = {
-        **os.environ,
-        # Threads that spin while they wait collapse as soon as another process needs a core.
-        "OMP_WAIT_POLICY": "passive",
-        "OMP_NUM_THREADS": str(settings.threads),
-        "TOKENIZERS_PARALLELISM": "false",
-    }
+    environment = os.environ | thread_environment(settings)
     if settings.api_key is not None:
         environment["GATED_RL_LOCAL_API_KEY"] = settings.api_key
     print(
