@@ -3,8 +3,8 @@
 Three nets, each over every byte: the values of this process's environment variables whose names
 sound secret, or that are named as such (as they are, URL-encoded, JSON-escaped, in base64); the
 project's own rules (service keys, authorization headers, passwords in assignments, URLs with
-credentials or signatures, private keys); and the token formats that the detect-secrets package knows. Its entropy detectors are not
-used: evidence is full of SHA-256 digests.
+credentials or signatures, private keys); and the token formats that the detect-secrets package
+knows. Its entropy detectors are not used: evidence is full of SHA-256 digests.
 
 A script that reads ``os.environ["..._SECRET"]`` holds no secret and passes.
 

@@ -162,8 +162,6 @@ class DecodeBatch:
                 batches; one sequence is taken on whatever it needs. None for a share of its own.
             max_rows: most sequences decoded together.
         """
-        self.results: dict[int, SampleResult] = {}
-        """Finished requests by ``id(request)``."""
         self._weights = weights
         self._max_rows = max_rows
         self._slots = DecodeSlots(weights.base.shape, dtype=weights.base.dtype)
@@ -314,7 +312,6 @@ class DecodeBatch:
             scores=job.scores,
             cache_hit_tokens=job.cache_hit_tokens,
         )
-        self.results[id(job.request)] = result
         job.request.on_done(result)
 
     def _keep_live(self, kept: list[bool]) -> None:

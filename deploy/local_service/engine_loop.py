@@ -109,11 +109,10 @@ class EngineLoop(Generic[JobT]):
         self._control: deque[Callable[[], None]] = deque()
         self._train: OrderedDict[str, deque[Callable[[], None]]] = OrderedDict()
         self._samples: OrderedDict[str, deque[_Waiting[JobT]]] = OrderedDict()
-        self._batches: OrderedDict[str, SampleBatch[JobT]] = OrderedDict()
-        """Open batches by their weights, the one whose turn it is first; the thread's own."""
-        self._ages: dict[str, int] = {}
-        """Number of each open batch, in the order of opening."""
-        self._opened = 0
+        self._batches: dict[str, SampleBatch[JobT]] = {}
+        """Open batches by their weights, the oldest first; the thread's own."""
+        self._turns: deque[str] = deque()
+        """Weights of the open batches, the one whose turn it is first."""
         self._share = FairShare()
         self._training = False
         self._stopping = False
@@ -240,8 +239,8 @@ class EngineLoop(Generic[JobT]):
         batch = self._batches.get(key)
         if batch is None:
             batch = self._batches[key] = self._open_batch()
-            self._opened += 1
-            self._ages[key] = self._opened
+        else:
+            self._turns.popleft()
         more = False
         try:
             if queue is not None:
@@ -249,22 +248,20 @@ class EngineLoop(Generic[JobT]):
             more = batch.step()
         finally:
             if more:
-                self._batches.move_to_end(key)
+                self._turns.append(key)
             else:
-                del self._batches[key], self._ages[key]
+                del self._batches[key]
 
     def _next_key(self) -> str:
         """Return the weights that waited longest for a free place, or else the next in turn."""
         without = self._without_batch()
         if without and len(self._batches) < self._max_batches:
             return min(without, key=lambda key: self._samples[key][0].since)
-        return next(iter(self._batches))
+        return self._turns[0]
 
     def _closed(self, key: str) -> bool:
         """Say whether a batch takes no more jobs: the oldest makes room for those without one."""
-        if len(self._batches) < self._max_batches:
-            return False
-        if key != min(self._ages, key=self._ages.__getitem__):
+        if len(self._batches) < self._max_batches or key != next(iter(self._batches)):
             return False
         horizon = self._clock() - _ROTATION_SECONDS
         return any(self._samples[other][0].since <= horizon for other in self._without_batch())

@@ -39,11 +39,6 @@ _MERGED_TRAINERS = 2
 """Live models whose merged weights are kept: each is a copy as large as the base model."""
 
 
-def _plain_mode() -> torch.inference_mode:
-    """Leave inference mode: training may run between two tokens of a sampling batch."""
-    return torch.inference_mode(mode=False)
-
-
 def _differences(name: str, base: BaseModel) -> tuple[str, ...]:
     """Measure what repeatable results rest on, and warn where it does not hold on this machine."""
     found = tuple(find_differences(base))
@@ -119,20 +114,17 @@ class TorchModel:
             for datum in data_D
         ]
         self._merged.touch(self._model)
-        with _plain_mode():
-            run = self._model.forward_backward if backward else self._model.forward
-            logprobs_D, metrics = run(data, loss_fn, config)
+        run = self._model.forward_backward if backward else self._model.forward
+        logprobs_D, metrics = run(data, loss_fn, config)
         return [logprobs.numpy() for logprobs in logprobs_D], metrics
 
     def optim_step(self, params: requests.AdamParams) -> dict[str, float]:
         """Take one AdamW step and clear the gradient; return its metrics."""
-        with _plain_mode():
-            return self._model.optim_step(AdamWConfig(**params.model_dump()))
+        return self._model.optim_step(AdamWConfig(**params.model_dump()))
 
     def discard_gradient(self) -> None:
         """Clear the gradient without a step."""
-        with _plain_mode():
-            self._model.discard_gradient()
+        self._model.discard_gradient()
 
     def adapter_sha256(self) -> str:
         """Digest of the adapter's tensors."""
@@ -144,14 +136,12 @@ class TorchModel:
 
     def save(self, folder: Path, *, with_optimizer: bool) -> None:
         """Write the adapter, and the optimizer's state if asked, into an existing folder."""
-        with _plain_mode():
-            self._model.save(folder, with_optimizer=with_optimizer)
+        self._model.save(folder, with_optimizer=with_optimizer)
 
     def sampling_weights(self) -> SamplerWeights:
         """Return the weights as they are now; they do not move with training."""
         self._merged.touch(self._model)
-        with _plain_mode():
-            return self._model.weights
+        return self._model.weights
 
 
 class TorchSampling:
@@ -230,8 +220,7 @@ class TorchNumerics:
             train_mlp=config.train_mlp,
             train_unembed=config.train_unembed,
         )
-        with _plain_mode():
-            return TorchModel(Trainable(self._base(base_model), lora), self._merged)
+        return TorchModel(Trainable(self._base(base_model), lora), self._merged)
 
     def load(self, base_model: str, folder: Path, *, with_optimizer: bool) -> TorchModel:
         """Make an adapter, and its optimizer if asked, from a checkpoint's folder.
@@ -240,8 +229,7 @@ class TorchNumerics:
             InputError: if the files are not those that were written.
         """
         base = self._base(base_model)
-        with _plain_mode():
-            model = Trainable.from_checkpoint(base, folder, with_optimizer=with_optimizer)
+        model = Trainable.from_checkpoint(base, folder, with_optimizer=with_optimizer)
         return TorchModel(cast(Trainable, model), self._merged)
 
     def sampling_weights(self, base_model: str, folder: Path | None) -> SamplerWeights:
@@ -251,9 +239,8 @@ class TorchNumerics:
             return SamplerWeights.of_base(base)
         if not folder.is_dir():
             raise FileNotFoundError(folder)
-        with _plain_mode():
-            adapter, _ = load_checkpoint(folder, base=base, with_optimizer=False)
-            return SamplerWeights.adapted(base, adapter)
+        adapter, _ = load_checkpoint(folder, base=base, with_optimizer=False)
+        return SamplerWeights.adapted(base, adapter)
 
     def sampling(self, weights: SamplerWeights) -> TorchSampling:
         """Return an empty batch; all batches share the prefix cache and the memory for decoding."""

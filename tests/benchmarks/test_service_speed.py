@@ -44,9 +44,10 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from deploy.local_service.adapter import LoraConfig
 from deploy.local_service.base_model import BaseModel
 from deploy.local_service.model_store import SMOLLM2, resolve
+from deploy.local_service.sample_request import SampleRequest
 from deploy.local_service.sampler_weights import SamplerWeights
-from deploy.local_service.sampling import SampleRequest, generate
 from deploy.local_service.training import TrainableModel, TrainingDatum
+from tests.deploy.sampled import generate
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(3600)]
 

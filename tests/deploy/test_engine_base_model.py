@@ -9,9 +9,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from deploy.local_service.base_model import BaseModel
 from deploy.local_service.model_store import SMOLLM2, TINY, resolve
 from deploy.local_service.repeatability import find_differences
+from deploy.local_service.sample_request import SampleRequest
 from deploy.local_service.sampler_weights import SamplerWeights
-from deploy.local_service.sampling import Choice, SampleRequest, ScoreRequest, generate, score
+from deploy.local_service.scoring import ScoreRequest, score
+from deploy.local_service.token_choice import Choice
 from evidence.errors import InputError
+from tests.deploy.sampled import generate
 
 
 @pytest.fixture(scope="module")

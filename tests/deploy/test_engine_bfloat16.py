@@ -8,9 +8,11 @@ from deploy.local_service.base_model import BaseModel
 from deploy.local_service.model_store import TINY, resolve
 from deploy.local_service.optimizer import AdamWConfig
 from deploy.local_service.repeatability import find_differences
-from deploy.local_service.sampling import SampleRequest, ScoreRequest, generate, score
+from deploy.local_service.sample_request import SampleRequest
+from deploy.local_service.scoring import ScoreRequest, score
 from deploy.local_service.training import TrainableModel, TrainingDatum
 from deploy.local_service.transformer import hidden_rows
+from tests.deploy.sampled import generate
 
 
 @pytest.fixture(scope="module")

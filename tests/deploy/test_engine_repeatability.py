@@ -15,18 +15,14 @@ import torch
 from deploy.local_service import matrices
 from deploy.local_service.adapter import LoraConfig
 from deploy.local_service.base_model import BaseModel
+from deploy.local_service.kv_cache import PrefixCache
 from deploy.local_service.model_store import SMOLLM2, TINY, resolve
 from deploy.local_service.repeatability import find_differences
-from deploy.local_service.sampling import (
-    Choice,
-    PrefixCache,
-    PromptScoring,
-    SampleRequest,
-    ScoreRequest,
-    generate,
-    score,
-)
+from deploy.local_service.sample_request import PromptScoring, SampleRequest
+from deploy.local_service.scoring import ScoreRequest, score
+from deploy.local_service.token_choice import Choice
 from deploy.local_service.training import TrainableModel, TrainingDatum
+from tests.deploy.sampled import generate
 
 THREADS = int(os.environ.get("GATED_RL_TEST_THREADS", "1"))
 

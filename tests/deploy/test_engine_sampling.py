@@ -1,6 +1,7 @@
 """What sampling requests get: stop rules, seeds, filters, scores, limits."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -9,17 +10,12 @@ from deploy.local_service.base_model import BaseModel
 from deploy.local_service.decoding import DecodeBatch, StopRule
 from deploy.local_service.kv_cache import DecodeMemory, DecodeSlots
 from deploy.local_service.model_store import TINY, resolve
+from deploy.local_service.sample_request import PromptScoring, SampleRequest
 from deploy.local_service.sampler_weights import SamplerWeights
-from deploy.local_service.sampling import (
-    Choice,
-    PromptScoring,
-    SampleRequest,
-    ScoreRequest,
-    generate,
-    score,
-)
-from deploy.local_service.token_choice import choose, row_generator
+from deploy.local_service.scoring import ScoreRequest, score
+from deploy.local_service.token_choice import Choice, choose, row_generator
 from evidence.errors import InputError
+from tests.deploy.sampled import generate
 
 PROMPT = [1, 120, 113, 2, 13, 1, 100]
 
@@ -225,14 +221,15 @@ def test_more_sequences_than_rows_take_turns(weights):
 def test_little_memory_means_fewer_rows_at_once_and_no_other_result(weights):
     """One sequence is taken on whatever it needs; the others wait for it."""
     batch = DecodeBatch(weights, memory=DecodeMemory(max_bytes=1))
-    requests = [request(seed=n) for n in range(3)]
-    batch.add(requests)
+    results = {}
+    batch.add([request(seed=n, on_done=partial(results.setdefault, n)) for n in range(3)])
     batch.step()
     assert len(batch._live) == 1
     while not batch.idle:
         batch.step()
-    for n, asked in enumerate(requests):
-        assert batch.results[id(asked)].sequences == sample(weights, seed=n).sequences
+    assert len(results) == 3
+    for n, result in results.items():
+        assert result.sequences == sample(weights, seed=n).sequences
 
 
 def test_batches_share_the_memory_for_decoding(weights):

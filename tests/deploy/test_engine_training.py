@@ -9,9 +9,10 @@ from deploy.local_service.adapter import LoraConfig
 from deploy.local_service.base_model import BaseModel
 from deploy.local_service.model_store import TINY, resolve
 from deploy.local_service.optimizer import AdamWConfig
-from deploy.local_service.sampling import SampleRequest, generate
+from deploy.local_service.sample_request import SampleRequest
 from deploy.local_service.training import TrainableModel, TrainingDatum
 from evidence.errors import InputError
+from tests.deploy.sampled import generate
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from deploy.local_service.engine_loop import EngineLoop, EngineStoppedError, FairShare
+from tests.deploy.scripted_batch import ScriptedBatch
 
 
 @dataclass(frozen=True)
@@ -14,27 +15,13 @@ class Job:
     weights_key: str = "w"
 
 
-class Batch:
-    """Runs a function of the test's choice at every step, with the jobs taken on so far."""
-
-    def __init__(self, step):
-        self.jobs = []
-        self._step = step
-
-    def add(self, jobs):
-        self.jobs += jobs
-
-    def step(self):
-        return self._step(self.jobs)
-
-
 @pytest.fixture
 def loops():
     """Make loops that are stopped afterwards."""
     made = []
 
     def make(step=lambda jobs: False, **options):
-        loop = EngineLoop(lambda: Batch(step), **options)
+        loop = EngineLoop(lambda: ScriptedBatch(step), **options)
         made.append(loop)
         return loop
 
@@ -129,8 +116,9 @@ def sampled(loops, lengths, *, max_batches):
 
 
 def test_batches_of_different_weights_take_turns_token_by_token(loops):
-    """Three tokens of a and one of b: b is done before a's second token."""
+    """With one token b is done before a's second; with two, a's second comes between them."""
     assert sampled(loops, {"a": 3, "b": 1}, max_batches=2) == "abaa"
+    assert sampled(loops, {"a": 3, "b": 2}, max_batches=2) == "ababa"
 
 
 def test_no_more_batches_than_places_are_open(loops):

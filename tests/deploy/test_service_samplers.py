@@ -7,6 +7,7 @@ from deploy.local_service.faults import SemanticFaults
 from deploy.local_service.futures import FutureTable
 from deploy.local_service.requests import Sample
 from deploy.local_service.samplers import SampleBatch, SampleJob, WeightsCache, WeightsSource
+from tests.deploy.scripted_batch import ScriptedBatch
 
 
 class Core:
@@ -23,19 +24,7 @@ class Core:
         return object()
 
     def sampling(self, weights):
-        return Sampling(self._step)
-
-
-class Sampling:
-    def __init__(self, step):
-        self.tasks = []
-        self._step = step
-
-    def add(self, tasks):
-        self.tasks += tasks
-
-    def step(self):
-        return self._step(self.tasks)
+        return ScriptedBatch(self._step)
 
 
 def source(name):

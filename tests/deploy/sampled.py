@@ -1,35 +1,14 @@
-"""Sampling and scoring under some weights: the entry points of the rest of the service."""
+"""Sample requests to their end, as the service does token by token."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from deploy.local_service.decoding import DecodeBatch
 from deploy.local_service.kv_cache import PrefixCache
-from deploy.local_service.sample_request import (
-    PromptScoring,
-    SampledSequence,
-    SampleRequest,
-    SampleResult,
-    check_request,
-)
+from deploy.local_service.sample_request import SampleRequest, SampleResult
 from deploy.local_service.sampler_weights import SamplerWeights
-from deploy.local_service.scoring import ScoreRequest, Scores, score
-from deploy.local_service.token_choice import Choice
-
-__all__ = [
-    "Choice",
-    "PrefixCache",
-    "PromptScoring",
-    "SampleRequest",
-    "SampleResult",
-    "SampledSequence",
-    "ScoreRequest",
-    "Scores",
-    "check_request",
-    "generate",
-    "score",
-]
 
 
 def generate(
@@ -60,13 +39,26 @@ def generate(
         InputError: if a request is not valid (see `check_request`).
     """
     batch = DecodeBatch(weights, cache=cache, max_rows=max_rows)
-    added = list(requests)
-    batch.add(added)
+    results: list[SampleResult | None] = []
+
+    def add(asked: Sequence[SampleRequest]) -> None:
+        first = len(results)
+        results.extend([None] * len(asked))
+        batch.add([_kept(request, results, n) for n, request in enumerate(asked, first)])
+
+    add(requests)
     while True:
-        more = list(admit())
-        batch.add(more)
-        added += more
+        add(admit())
         if batch.idle:
-            break
+            return results
         batch.step()
-    return [batch.results.get(id(request)) for request in added]
+
+
+def _kept(request: SampleRequest, results: list[SampleResult | None], n: int) -> SampleRequest:
+    """Return the request; its result also goes to a place in the list."""
+
+    def done(result: SampleResult) -> None:
+        results[n] = result
+        request.on_done(result)
+
+    return replace(request, on_done=done)
